@@ -1,7 +1,7 @@
 """The documentation is true: its snippets run, its links lead somewhere, its commands exist.
 
 All Python snippets of a page run in order, as one program, in an empty folder. What a snippet
-claims, it asserts.
+claims, it asserts. So do the examples in docstrings.
 """
 
 import os
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import jask_zarr
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,6 +40,13 @@ def _program(page: Path) -> str:
     return "\n".join(lines)
 
 
+def _run_in(folder: Path, *arguments: str | Path) -> None:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 WITH_PYTHON = [page for page in PAGES if _snippets(page, "python")]
 
 
@@ -47,11 +56,12 @@ def test_snippets_run(page, tmp_path):
     program.write_text(_program(page), encoding="utf-8")
     folder = tmp_path / "empty"
     folder.mkdir()
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, program], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    _run_in(folder, program)
+
+
+def test_docstring_examples_run(tmp_path):
+    package = Path(jask_zarr.__file__).parent
+    _run_in(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", package)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

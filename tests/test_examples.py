@@ -12,9 +12,7 @@ import tensorstore
 import zarr
 
 ROOT = Path(__file__).parent.parent
-KEYS = (
-    "accuracy loss raw_bytes stored_bytes budget_bytes peak_bytes bytes_read_per_step seconds store"
-)
+KEYS = "accuracy loss raw_bytes stored_bytes budget_bytes peak_bytes bytes_read_per_step seconds store"
 
 
 @pytest.fixture(scope="module")

@@ -60,9 +60,7 @@ def test_no_module_imports_the_package_that_holds_the_public_names(module):
 def test_every_public_name_is_there_and_is_documented():
     missing = [name for name in jask_zarr.__all__ if not hasattr(jask_zarr, name)]
     assert missing == []
-    silent = [
-        n for n in jask_zarr.__all__ if callable(f := getattr(jask_zarr, n)) and not f.__doc__
-    ]
+    silent = [n for n in jask_zarr.__all__ if callable(f := getattr(jask_zarr, n)) and not f.__doc__]
     assert silent == []
 
 
