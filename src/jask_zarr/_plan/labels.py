@@ -1,0 +1,120 @@
+"""Labels: the loop indices that a pass streams over, and how a value's dims follow them.
+
+A dim of a value is read either *whole* (``None``) or along an `Axis`: an affine function of one label. Two dims of one
+value never share a label (``a + a.T`` reads `a` twice, at (i, j) and at (j, i)), which is what `Labels.join` guards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Origin(NamedTuple):
+    """A start index known only at run time (``lax.dynamic_slice``), clamped to ``[0, limit]``."""
+
+    value: int
+    limit: int
+    sign: int = 1
+
+
+class Axis(NamedTuple):
+    """Tile ``[start, stop)`` of a label covers ``(stop - start) * scale // divisor`` elements of a dim.
+
+    They begin at ``start * scale // divisor + offset``, plus the run-time origins.
+    """
+
+    label: int
+    offset: int = 0
+    scale: int = 1
+    divisor: int = 1
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        return self[1:] == (0, 1, 1, ())
+
+    def length(self, size: int) -> int:
+        """Elements of the dim that a tile of `size` covers."""
+        return size * self.scale // self.divisor
+
+    def begin(self, start: int) -> int:
+        """First element of the dim for a tile that begins at `start`, without the origins."""
+        return start * self.scale // self.divisor + self.offset
+
+
+Index = tuple[Axis | None, ...]
+"""How one use of a value is addressed, a dim at a time; None is the whole dim."""
+
+
+@dataclass
+class Labels:
+    """Union-find over labels, with the pairs that must stay apart."""
+
+    sizes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    apart: list[set[int]] = field(default_factory=list)
+    multiples: list[int] = field(default_factory=list)
+    """A tile of the label must be a multiple of this (or reach the label's end)."""
+
+    def fresh(self, size: int) -> int:
+        self.sizes.append(size)
+        self.parents.append(len(self.parents))
+        self.apart.append(set())
+        self.multiples.append(1)
+        return len(self.parents) - 1
+
+    def find(self, label: int) -> int:
+        while self.parents[label] != label:
+            self.parents[label] = label = self.parents[self.parents[label]]
+        return label
+
+    def require_multiple(self, label: int, multiple: int) -> None:
+        root = self.find(label)
+        self.multiples[root] = math.lcm(self.multiples[root], multiple)
+
+    def separate(self, labels: Iterable[int]) -> None:
+        """Declare that these labels are distinct loops."""
+        roots = {self.find(label) for label in labels}
+        for root in roots:
+            self.apart[root] |= roots - {root}
+
+    def joinable(self, a: int, b: int) -> bool:
+        a, b = self.find(a), self.find(b)
+        return a == b or (self.sizes[a] == self.sizes[b] and b not in {self.find(x) for x in self.apart[a]})
+
+    def join(self, a: int, b: int) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.parents[b] = a
+            self.multiples[a] = math.lcm(self.multiples[a], self.multiples[b])
+            self.apart[a] |= self.apart[b]
+            for other in self.apart[b]:
+                self.apart[self.find(other)].add(a)
+
+    def unify(self, left: Index, right: Index) -> bool:
+        """Make two uses of one value the same use, if that keeps all loops that must differ apart."""
+        pairs = [(a, b) for a, b in zip(left, right, strict=True)]
+        if any((a is None) != (b is None) or (a is not None and a[1:] != b[1:]) for a, b in pairs):
+            return False
+        labels = [(a.label, b.label) for a, b in pairs if a is not None and b is not None]
+        if not all(self.joinable(a, b) for a, b in labels):
+            return False
+        roots_left = [self.find(a) for a, _ in labels]
+        roots_right = [self.find(b) for _, b in labels]
+        crossing = any(a == b for i, a in enumerate(roots_left) for j, b in enumerate(roots_right) if i != j)
+        if crossing:
+            return False
+        for a, b in labels:
+            self.join(a, b)
+        return True
+
+    def canonical(self, index: Index) -> Index:
+        return tuple(None if axis is None else axis._replace(label=self.find(axis.label)) for axis in index)
+
+
+def axes(index: Index) -> tuple[Axis, ...]:
+    """The streamed dims of an index."""
+    return tuple(axis for axis in index if axis is not None)

@@ -1,0 +1,524 @@
+"""From a program to passes.
+
+1. The *targets* are the program's outputs and the values *kept* between passes.
+2. Targets that depend on the same kept values form a level; targets of a level that read the same arrays form a group.
+3. A group is swept, its tiles are chosen. If that cuts a label that some value in the middle reduces (a softmax over a
+   split axis), or computes a contraction again and again, that value is kept too, and planning begins anew.
+4. What does not fit jointly, or would read more jointly, becomes one pass a target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from jask_zarr import _compat
+from jask_zarr._plan import tiles
+from jask_zarr._plan.labels import Index, axes
+from jask_zarr._plan.program import Program, flatten, itemsize
+from jask_zarr._plan.sweep import Step, Sweep, Version, sweep
+from jask_zarr._plan.tiles import (
+    Footprint,
+    Model,
+    Partial,
+    Stream,
+    Tiling,
+    choose_tiles,
+    footprint,
+    total,
+)
+from jask_zarr.errors import MemoryBudgetError
+
+CHOOSE: Literal["choose"] = "choose"
+CHUNK_BYTES = 4 << 20
+FLOPS_PER_SECOND = 3e10
+BYTES_PER_SECOND = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """An input: its chunks if it is on disk, None if it is in memory."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    chunks: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """An output: in memory (None), on disk on a given grid of write units, or on disk with chunks that the plan chooses."""
+
+    chunks: tuple[int, ...] | Literal["choose"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a result goes: an output of the program, or a value kept for later passes."""
+
+    kind: Literal["output", "kept"]
+    number: int
+    on_disk: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a pass yields for one version."""
+
+    version: Version
+    index: Index
+    shape: tuple[int, ...]
+    dtype: Any
+    combine: str | None
+    active: frozenset[int]
+    """Cut labels that the result does not depend on: it is taken only from the first tile along them."""
+    destinations: tuple[Destination, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """One level of the walk over tiles."""
+
+    label: int
+    size: int
+    tile: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.size // self.tile)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Pass:
+    """One walk over tiles: what is read, computed and yielded."""
+
+    sweep: Sweep
+    loops: tuple[Loop, ...]
+    streams: tuple[Stream, ...]
+    """Reads from disk, a box for each tile."""
+    memory: tuple[Version, ...]
+    """Values in memory, passed whole."""
+    origins: tuple[int, ...]
+    """Values whose content shifts where reads begin."""
+    results: tuple[Result, ...]
+    tiling: Tiling
+    frees: tuple[int, ...] = ()
+    """Kept values that no later pass needs."""
+
+    @property
+    def tiles(self) -> int:
+        return math.prod(loop.count for loop in self.loops)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A value kept between passes."""
+
+    value: int
+    on_disk: bool
+    chunks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """All passes of a program, in order."""
+
+    program: Program
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    passes: tuple[Pass, ...]
+    kept: dict[int, Kept]
+    output_chunks: tuple[tuple[int, ...] | None, ...]
+    budget: int
+
+
+def make_plan(
+    closed_jaxpr: Any, inputs: tuple[InputSpec, ...], outputs: tuple[OutputSpec, ...], budget: int, workers: int = 3
+) -> Plan:
+    """Plan how to compute a jaxpr without constants within `budget` bytes.
+
+    Plans are cached by the identity of the jaxpr and the value of everything else.
+    """
+    return _cached_plan(closed_jaxpr, tuple(inputs), tuple(outputs), budget, workers, tiles.TILE_BYTES)
+
+
+@lru_cache(maxsize=1024)
+def _cached_plan(
+    closed_jaxpr: Any, inputs: tuple[InputSpec, ...], outputs: tuple[OutputSpec, ...], budget: int, workers: int,
+    tile_bytes: int,
+) -> Plan:
+    return _Planner(closed_jaxpr, inputs, outputs, budget, workers, tile_bytes).plan()
+
+
+@dataclass
+class _Group:
+    targets: list[int]
+    sweep: Sweep
+    model: Model
+    tiling: Tiling
+
+
+@dataclass
+class _Planner:
+    closed_jaxpr: Any
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    budget: int
+    workers: int
+    tile_bytes: int
+    kept: dict[int, Kept] = field(default_factory=dict)
+
+    def plan(self) -> Plan:
+        self.program = flatten(self.closed_jaxpr)
+        self.chunks = {v: s.chunks for v, s in zip(self.program.inputs, self.inputs, strict=True) if s.chunks is not None}
+        self.writes = self._write_grids()
+        while True:
+            groups = list(self._groups())
+            more = {v: reason for g in groups for v, reason in self._to_keep(g) if v not in self.kept}
+            if not more:
+                return self._finish(groups)
+            for value, reason in more.items():
+                self._keep(value, reason)
+
+    def _write_grids(self) -> dict[int, list[tuple[int, ...]]]:
+        grids: dict[int, list[tuple[int, ...]]] = {}
+        for value, spec in zip(self.program.outputs, self.outputs, strict=True):
+            if spec.chunks is not None and spec.chunks != CHOOSE:
+                grids.setdefault(value, []).append(tuple(spec.chunks))
+        return grids
+
+    def _keep(self, value: int, reason: str) -> None:
+        nbytes = self.program.nbytes(value)
+        self.kept[value] = Kept(value, nbytes > self.budget // 8, (), reason)
+
+    # -- groups --
+
+    def _groups(self) -> Iterator[_Group]:
+        for level in self._levels():
+            for targets in self._connected(level):
+                for group in self._tiled(targets):
+                    self._place_kept(group)
+                    yield group
+
+    def _place_kept(self, group: _Group) -> None:
+        """Give kept values their chunks, so that the passes that read them are planned on the same grid."""
+        for version in group.sweep.targets:
+            if version[0] in self.kept:
+                old = self.kept[version[0]]
+                self.kept[version[0]] = Kept(old.value, old.on_disk, self._choose_chunks(group, version), old.reason)
+
+    def _levels(self) -> list[list[int]]:
+        """Targets by the number of passes that must come before."""
+        targets = list(dict.fromkeys([*self.program.outputs, *self.kept]))
+        needs, self.reads = self._reach()
+        levels: dict[int, int] = {}
+
+        def level(value: int) -> int:
+            if value not in levels:
+                levels[value] = 1 + max((level(v) for v in needs[value]), default=-1)
+            return levels[value]
+
+        result: list[list[int]] = [[] for _ in range(1 + max((level(v) for v in targets), default=-1))]
+        for value in targets:
+            result[levels[value]].append(value)
+        return result
+
+    def _reach(self) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+        """For each value: the kept values it needs first, and the arrays on disk it reads."""
+        none: frozenset[int] = frozenset()
+        needs: dict[int, frozenset[int]] = {}
+        reads: dict[int, frozenset[int]] = {}
+        for value in (*self.program.inputs, *self.program.constants):
+            needs[value], reads[value] = none, frozenset({value}) & self.chunks.keys()
+        for equation in self.program.equations:
+            needed = none.union(*(frozenset({v}) if v in self.kept else needs[v] for v in equation.inputs))
+            read = none.union(*(self._read(v, reads) for v in equation.inputs))
+            for value in equation.outputs:
+                needs[value], reads[value] = needed, read
+        return needs, reads
+
+    def _read(self, value: int, reads: dict[int, frozenset[int]]) -> frozenset[int]:
+        if value in self.kept:
+            return frozenset({value}) if self.kept[value].on_disk else frozenset()
+        return reads[value]
+
+    def _connected(self, targets: Sequence[int]) -> list[list[int]]:
+        """Targets that read a common array; those that read none are one group."""
+        groups: list[tuple[set[int], list[int]]] = []
+        for target in targets:
+            reads = set(self.reads[target])
+            joined = [target]
+            rest = []
+            for other_reads, others in groups:
+                if other_reads & reads or not (other_reads or reads):
+                    reads |= other_reads
+                    joined = others + joined
+                else:
+                    rest.append((other_reads, others))
+            groups = [*rest, (reads, joined)]
+        return [joined for _, joined in groups]
+
+    def _tiled(self, targets: list[int]) -> list[_Group]:
+        joint = self._group(targets)
+        compulsory = sum({s.version[0]: s.nbytes for s in joint.model.reads}.values())
+        if len(targets) == 1 or (joint.tiling.fits and joint.tiling.traffic <= compulsory):
+            return [self._checked(joint)]
+        alone = [self._group([t]) for t in targets]
+        if not joint.tiling.fits or sum(g.tiling.traffic for g in alone) < joint.tiling.traffic:
+            return [self._checked(g) for g in alone]
+        return [joint]
+
+    def _group(self, targets: list[int]) -> _Group:
+        cuts = {*self.program.inputs, *self.program.constants, *self.kept} - (set(targets) - set(self.program.inputs))
+        swept = sweep(self.program, targets, cuts)
+        model = self._model(swept, targets)
+        return _Group(targets, swept, model, choose_tiles(model, self.budget * 4 // 5, self.tile_bytes))
+
+    def _checked(self, group: _Group) -> _Group:
+        if not group.tiling.fits:
+            raise MemoryBudgetError(_does_not_fit(group, self.program, self.budget))
+        return group
+
+    # -- the model of one group --
+
+    def on_disk(self, value: int) -> bool:
+        return value in self.chunks or (value in self.kept and self.kept[value].on_disk)
+
+    def _grid(self, value: int) -> tuple[int, ...]:
+        return self.chunks[value] if value in self.chunks else self.kept[value].chunks
+
+    def _stream(self, swept: Sweep, version: Version, chunks: tuple[int, ...]) -> Stream:
+        value, index = version[0], swept.indices[version]
+        shape, dtype = self.program.shape(value), self.program.dtype(value)
+        nbytes = min(self.program.nbytes(value), _span_bytes(self.program, value, index, swept))
+        return Stream(version, index, shape, chunks, nbytes, footprint(shape, dtype, index))
+
+    def _model(self, swept: Sweep, targets: list[int]) -> Model:
+        reads = tuple(self._stream(swept, v, self._grid(v[0])) for v in swept.reads if self.on_disk(v[0]))
+        writes = tuple(
+            self._stream(swept, version, chunks)
+            for version in dict.fromkeys(swept.targets)
+            for chunks in self.writes.get(version[0], ())
+        )
+        steps = {step.result: step for step in swept.steps}
+        partials = tuple(self._partial(swept, steps[v]) for v in dict.fromkeys(swept.targets) if v in steps and _reduces(steps[v]))
+        results = total(self._footprint(swept, v) for v in dict.fromkeys(swept.targets))
+        fixed = sum(self.program.nbytes(v) for v, k in self.kept.items() if not k.on_disk)
+        fixed += sum(self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept)
+        return Model(
+            swept.sizes, swept.multiples, reads, writes, partials, _moments(swept), results, _costly(swept), fixed, self.workers
+        )
+
+    def _in_memory(self, target: int) -> bool:
+        return any(v == target and s.chunks is None for v, s in zip(self.program.outputs, self.outputs, strict=True))
+
+    def _footprint(self, swept: Sweep, version: Version) -> Footprint:
+        value = version[0]
+        return footprint(self.program.shape(value), self.program.dtype(value), swept.indices[version])
+
+    def _partial(self, swept: Sweep, step: Step) -> Partial:
+        kept = frozenset(axis.label for axis in axes(step.index))
+        f = self._footprint(swept, step.result)
+        return Partial(kept, frozenset(step.access.reduced), f, self.program.nbytes(step.result[0]))
+
+    # -- what must be kept --
+
+    def _to_keep(self, group: _Group) -> Iterator[tuple[int, str]]:
+        swept, cut = group.sweep, set(group.model.cut(group.tiling.sizes))
+        used = {v for step in swept.steps for v in step.operands}
+        for value in swept.origins:
+            if value not in self.program.inputs and value not in self.program.constants:
+                yield value, "a slice starts at it"
+        for step in swept.steps:
+            value = step.result[0]
+            if value in group.targets and value in self.kept:
+                continue
+            if _reduces(step) and cut & set(step.access.reduced) and step.result in used:
+                yield value, f"{step.equation.name} over an axis that is split into tiles"
+            elif not step.rule.fuses and self._repeats(group, step, cut):
+                yield value, f"{step.equation.name} would be computed again for every tile"
+
+    def _repeats(self, group: _Group, step: Step, cut: set[int]) -> bool:
+        """Whether keeping a result costs less time than computing it again."""
+        missing = cut - group.sweep.depends[step.result]
+        times = math.prod(group.model.count(label, group.tiling.sizes) for label in missing)
+        if times == 1 or step.result in group.sweep.targets:
+            return False
+        again = (times - 1) * _work(step) / FLOPS_PER_SECOND
+        moved = 2 * self.program.nbytes(step.result[0]) + sum(self.program.nbytes(v) for v in self.reads[step.result[0]])
+        return again > moved / BYTES_PER_SECOND
+
+    # -- the plan --
+
+    def _finish(self, groups: list[_Group]) -> Plan:
+        output_chunks: list[tuple[int, ...] | None] = [
+            None if s.chunks is None or s.chunks == CHOOSE else tuple(s.chunks) for s in self.outputs
+        ]
+        passes = []
+        for group in groups:
+            chosen = {v[0]: self._choose_chunks(group, v) for v in group.sweep.targets}
+            for number, (value, spec) in enumerate(zip(self.program.outputs, self.outputs, strict=True)):
+                if value in chosen and spec.chunks == CHOOSE:
+                    output_chunks[number] = chosen[value]
+            passes.append(self._pass(group))
+        return Plan(
+            self.program, self.inputs, self.outputs, _with_frees(passes, self.kept), self.kept, tuple(output_chunks), self.budget
+        )
+
+    def _choose_chunks(self, group: _Group, version: Version) -> tuple[int, ...]:
+        shape, dtype = self.program.shape(version[0]), self.program.dtype(version[0])
+        sizes, granules = group.tiling.sizes, group.model.granules
+        chunks = []
+        for n, axis in zip(shape, group.sweep.indices[version], strict=True):
+            if axis is None:
+                chunks.append(max(n, 1))
+            else:
+                granule = granules[axis.label]
+                chunks.append(granule if granule > 1 and sizes[axis.label] % granule == 0 else sizes[axis.label])
+        return _moderate(chunks, shape, group.sweep.indices[version], sizes, itemsize(dtype))
+
+    def _pass(self, group: _Group) -> Pass:
+        swept, tiling = group.sweep, group.tiling
+        loops = tuple(Loop(label, swept.sizes[label], tiling.sizes[label]) for label in tiling.order)
+        memory = tuple(v for v in swept.reads if not self.on_disk(v[0]))
+        steps = {step.result: step for step in swept.steps}
+        results = tuple(self._result(group, steps.get(v), v) for v in dict.fromkeys(swept.targets))
+        return Pass(swept, loops, group.model.reads, memory, tuple(sorted(swept.origins)), results, tiling)
+
+    def _result(self, group: _Group, step: Step | None, version: Version) -> Result:
+        value, cut = version[0], set(group.tiling.order)
+        combine = step.rule.combine if step is not None and _reduces(step) else None
+        destinations = [
+            Destination("output", n, spec.chunks is not None)
+            for n, (v, spec) in enumerate(zip(self.program.outputs, self.outputs, strict=True))
+            if v == value
+        ]
+        if value in self.kept:
+            destinations.append(Destination("kept", value, self.kept[value].on_disk))
+        depends = group.sweep.depends[version]
+        shape, dtype = self.program.shape(value), self.program.dtype(value)
+        return Result(
+            version, group.sweep.indices[version], shape, dtype, combine, frozenset(cut - depends), tuple(destinations)
+        )
+
+
+def _reduces(step: Step) -> bool:
+    return step.rule.combine is not None and bool(step.access.reduced)
+
+
+def _costly(swept: Sweep) -> frozenset[int]:
+    used = {v for step in swept.steps for v in step.operands}
+    return frozenset(
+        label for step in swept.steps if _reduces(step) and step.result in used for label in step.access.reduced
+    )
+
+
+def _work(step: Step) -> float:
+    """Floating-point operations of one whole equation, roughly."""
+    source = step.equation.source
+    size = math.prod(source.outvars[step.slot].aval.shape)
+    if step.equation.name == "dot_general":
+        (contracted, _), _ = step.equation.params["dimension_numbers"]
+        return 2.0 * size * math.prod(source.invars[0].aval.shape[d] for d in contracted)
+    return 50.0 * size
+
+
+def _span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:
+    """Bytes that one walk along an index covers: a slice reads less than the whole array."""
+    result = program.nbytes(value) // max(1, math.prod(program.shape(value)))
+    for n, axis in zip(program.shape(value), index, strict=True):
+        result *= n if axis is None else axis.length(swept.sizes[axis.label])
+    return result
+
+
+def _moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
+    """The buffers that XLA needs at each moment beside reads and results; fused steps have none of their own."""
+    uses: dict[Version, int] = {}
+    unfused: set[Version] = set()
+    for step in swept.steps:
+        for version in step.operands:
+            uses[version] = uses.get(version, 0) + 1
+            if not step.rule.fuses:
+                unfused.add(version)
+    program, targets = swept.program, set(swept.targets)
+    last: dict[Version, int] = {}
+    born: dict[Version, int] = {}
+    roots: dict[Version, frozenset[Version]] = {}
+    for now, step in enumerate(swept.steps):
+        own = not step.rule.fuses or uses.get(step.result, 0) > 1 or step.result in unfused
+        below = frozenset().union(*(roots.get(v, frozenset()) for v in step.operands))
+        for version in below:
+            last[version] = now
+        if own and step.result not in targets:
+            born[step.result] = last[step.result] = now
+            roots[step.result] = frozenset({step.result})
+        else:
+            roots[step.result] = below
+    moments: dict[tuple[Footprint, ...], None] = {}
+    for now in range(len(swept.steps)):
+        live = [v for v, start in born.items() if start <= now <= last[v]]
+        feet = total(footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
+        moments[tuple(sorted(feet, key=lambda f: f.factors))] = None
+    return tuple(moments)
+
+
+def _moderate(
+    chunks: list[int], shape: Sequence[int], index: Index, sizes: dict[int, int], itemsize: int
+) -> tuple[int, ...]:
+    """Bring chunks near `CHUNK_BYTES` while tiles stay whole multiples of them."""
+
+    def nbytes() -> int:
+        return math.prod(chunks) * itemsize
+
+    for d in reversed(range(len(chunks))):
+        axis = index[d]
+        while axis is not None and nbytes() < CHUNK_BYTES // 4 and chunks[d] * 2 <= sizes[axis.label]:
+            if sizes[axis.label] % (chunks[d] * 2):
+                break
+            chunks[d] *= 2
+    for d in range(len(chunks)):
+        axis = index[d]
+        while nbytes() > 2 * CHUNK_BYTES and chunks[d] > 1:
+            if axis is not None and chunks[d] % 2:
+                break
+            chunks[d] = -(-chunks[d] // 2)
+    return tuple(chunks)
+
+
+def _with_frees(passes: list[Pass], kept: dict[int, Kept]) -> tuple[Pass, ...]:
+    last: dict[int, int] = {}
+    for number, p in enumerate(passes):
+        for value in (*(v[0] for v in p.sweep.reads), *p.origins, *(v[0] for v in p.sweep.targets)):
+            if value in kept:
+                last[value] = number
+    return tuple(
+        Pass(p.sweep, p.loops, p.streams, p.memory, p.origins, p.results, p.tiling,
+             tuple(v for v, n in last.items() if n == number))
+        for number, p in enumerate(passes)
+    )
+
+
+def _does_not_fit(group: _Group, program: Program, budget: int) -> str:
+    sizes = group.tiling.sizes
+    versions = sorted(
+        group.sweep.indices, key=lambda v: footprint(program.shape(v[0]), program.dtype(v[0]), group.sweep.indices[v]).bytes(sizes)
+    )
+    version = versions[-1]
+    value = version[0]
+    nbytes = footprint(program.shape(value), program.dtype(value), group.sweep.indices[version]).bytes(sizes)
+    makers = [s for s in group.sweep.steps if version in (s.result, *s.operands) and not s.rule.fuses]
+    where = f" needed by `{makers[0].equation.name}`{_source_line(makers[0])}" if makers else ""
+    dims = [d for d, axis in enumerate(group.sweep.indices[version]) if axis is None and program.shape(value)[d] > 1]
+    whole = f", whole along dim {', '.join(map(str, dims))}" if dims else ""
+    return (
+        f"the smallest tile of {program.avals[value].str_short()}{where} takes {nbytes:,} bytes{whole}; with all that is in "
+        f"memory beside it, {group.model.resident(sizes, workers=1):,} bytes are needed, but the memory budget is "
+        f"{budget:,} bytes. Raise it with set_memory_budget, or rechunk the array into smaller chunks."
+    )
+
+
+def _source_line(step: Step) -> str:
+    return _compat.source_line(step.equation.source)

@@ -1,0 +1,168 @@
+"""From a jaxpr to a flat program.
+
+1. Calls (``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint``, hijax primitives) are inlined.
+2. Equal equations are computed once, so that a backward pass that repeats the forward pass shares it.
+3. Equations that no output needs are dropped.
+
+A value is an integer; its aval stands in ``Program.avals``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jask_zarr import _compat
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """One primitive applied to values."""
+
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    source: Any
+    """The jaxpr equation, for its avals and its source line."""
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A flat list of equations over numbered values."""
+
+    avals: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    equations: tuple[Equation, ...]
+    constants: dict[int, np.ndarray]
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return self.avals[value].shape
+
+    def dtype(self, value: int) -> np.dtype:
+        return self.avals[value].dtype
+
+    def nbytes(self, value: int) -> int:
+        aval = self.avals[value]
+        return int(np.prod(aval.shape, dtype=object)) * itemsize(aval.dtype)
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element; extended dtypes (PRNG keys) count their base array."""
+    return np.dtype(dtype).itemsize if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else 16
+
+
+def flatten(closed_jaxpr: Any) -> Program:
+    """Inline, share and prune: the program that the planner works on."""
+    builder = _Builder()
+    inputs = tuple(builder.value(v.aval) for v in closed_jaxpr.jaxpr.invars)
+    outputs = builder.inline(closed_jaxpr, inputs)
+    equations = _live(builder.equations, outputs)
+    return Program(tuple(builder.avals), inputs, tuple(outputs), equations, builder.constants)
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.avals: list[Any] = []
+        self.equations: list[Equation] = []
+        self.constants: dict[int, np.ndarray] = {}
+        self.known: dict[Any, tuple[int, ...]] = {}
+
+    def value(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def constant(self, aval: Any, array: Any) -> int:
+        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+            array = np.asarray(array, dtype=aval.dtype)
+        key = ("constant", aval.shape, aval.dtype, array.tobytes()) if aval.shape == () and isinstance(array, np.ndarray) else None
+        if key is not None and key in self.known:
+            return self.known[key][0]
+        value = self.value(aval)
+        self.constants[value] = array
+        if key is not None:
+            self.known[key] = (value,)
+        return value
+
+    def inline(self, closed_jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+        jaxpr = closed_jaxpr.jaxpr
+        names: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for variable, array in zip(jaxpr.constvars, closed_jaxpr.consts, strict=True):
+            names[variable] = self.constant(variable.aval, array)
+
+        def read(atom: Any) -> int:
+            return self.constant(atom.aval, atom.val) if isinstance(atom, core.Literal) else names[atom]
+
+        for equation in jaxpr.eqns:
+            operands = tuple(read(atom) for atom in equation.invars)
+            inner = called_jaxpr(equation)
+            outputs = self.inline(inner, operands) if inner is not None else self.apply(equation, operands)
+            names.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def apply(self, equation: core.JaxprEqn, operands: tuple[int, ...]) -> tuple[int, ...]:
+        key = _key(equation, operands)
+        if key in self.known:
+            return self.known[key]
+        outputs = tuple(self.value(v.aval) for v in equation.outvars)
+        self.equations.append(Equation(equation.primitive, equation.params, operands, outputs, equation))
+        if key is not None and not equation.effects:
+            self.known[key] = outputs
+        return outputs
+
+
+def called_jaxpr(equation: core.JaxprEqn) -> Any:
+    """The jaxpr behind a call equation, or None if the equation is not a call."""
+    name = equation.primitive.name
+    if name == "call_hi_primitive":
+        return _hi_primitive_jaxpr(equation.params["_prim"])
+    if name not in CALLS:
+        return None
+    jaxpr = equation.params[CALLS[name]]
+    return jaxpr if hasattr(jaxpr, "consts") else _compat.closed(jaxpr)
+
+
+def _hi_primitive_jaxpr(primitive: Any) -> Any:
+    if hasattr(primitive, "closed_jaxpr"):
+        return primitive.closed_jaxpr
+    return jax.make_jaxpr(primitive.expand)(*primitive.in_avals)
+
+
+def _key(equation: core.JaxprEqn, operands: tuple[int, ...]) -> Any:
+    try:
+        params = tuple(sorted(equation.params.items()))
+        hash(params)
+    except TypeError:
+        return None
+    return (equation.primitive, params, operands)
+
+
+def _live(equations: list[Equation], outputs: Sequence[int]) -> tuple[Equation, ...]:
+    needed, kept = set(outputs), []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outputs):
+            needed.update(equation.inputs)
+            kept.append(equation)
+    return tuple(reversed(kept))

@@ -1,0 +1,151 @@
+"""The function that computes one tile of a pass: its steps, bound at tile shapes.
+
+It is traced with 64-bit types enabled, whatever the user's setting: every equation states its own dtypes, and partial
+sums of floats and integers are taken in the wider type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jask_zarr._plan.labels import Axis, Index
+from jask_zarr._plan.passes import Pass
+from jask_zarr._plan.sweep import Step, Sweep, Version
+
+SMALL_CONSTANT = 1 << 16
+
+
+@dataclass(frozen=True)
+class TileOf:
+    """Static sizes and traced starts of the tile at hand."""
+
+    sweep: Sweep
+    sizes: dict[int, int]
+    starts: dict[int, jax.Array]
+    origins: dict[int, jax.Array]
+
+    def shape(self, shape: Sequence[int], index: Index) -> tuple[int, ...]:
+        return tuple(n if a is None else a.length(self.sizes[a.label]) for n, a in zip(shape, index, strict=True))
+
+    def label_start(self, label: int) -> jax.Array:
+        return self.starts.get(label, jnp.zeros((), jnp.int64))
+
+    def start(self, axis: Axis) -> jax.Array:
+        begin = self.label_start(axis.label) * axis.scale // axis.divisor + axis.offset
+        for origin in axis.origins:
+            begin = begin + origin.sign * jnp.clip(self.origins[origin.value].astype(jnp.int64), 0, origin.limit)
+        return begin
+
+    def spans(self, label: int) -> bool:
+        return self.sizes[label] == self.sweep.sizes[label]
+
+    def cut(self, array: jax.Array, index: Index, computed: Index) -> jax.Array:
+        """Cut out of `array` what the index asks for, along the dims that `computed` left whole."""
+        for d, (wanted, have) in enumerate(zip(index, computed, strict=True)):
+            if wanted is not None and have is None:
+                array = self._cut_dim(array, d, wanted)
+        return array
+
+    def _cut_dim(self, array: jax.Array, d: int, axis: Axis) -> jax.Array:
+        length = axis.length(self.sizes[axis.label])
+        if length == array.shape[d] and axis.plain:
+            return array
+        inside = axis.offset >= 0 and not axis.origins and axis.begin(self.sweep.sizes[axis.label]) <= array.shape[d]
+        if inside:
+            return lax.dynamic_slice_in_dim(array, self.start(axis), length, d)
+        return jnp.take(array, self.start(axis) + lax.iota(jnp.int64, length), axis=d, mode="clip")
+
+
+def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ...]]:
+    """Build ``f(starts, origins, streams, memory) -> results`` for tiles of the given sizes.
+
+    ``starts`` holds the first index along each loop; ``origins`` the values of ``p.origins``; ``streams`` a tile for
+    each of ``p.streams``; ``memory`` the whole array of each of ``p.memory`` that is not a constant.
+    """
+    small = small_constants(p)
+
+    def compute(starts: jax.Array, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]) -> tuple[Any, ...]:
+        tile = TileOf(
+            p.sweep, sizes, {loop.label: starts[n] for n, loop in enumerate(p.loops)},
+            dict(zip(p.origins, origins, strict=True)),
+        )
+        tiles: dict[Version, jax.Array] = {s.version: t for s, t in zip(p.streams, streams, strict=True)}
+        held = iter(memory)
+        for version in p.memory:
+            array = small[version[0]] if version[0] in small else next(held)
+            array = jnp.asarray(array) if not isinstance(array, jax.Array) else array
+            index = p.sweep.indices[version]
+            tiles[version] = tile.cut(array, index, (None,) * len(index))
+        partials = {r.version: r.combine for r in p.results if r.combine is not None}
+        consumed = {v for step in p.sweep.steps for v in step.operands}
+        results: dict[Version, Any] = {}
+        for step in p.sweep.steps:
+            if step.result in partials:
+                results[step.result] = _partial(step, tile, tiles)
+            if step.result not in partials or step.result in consumed:
+                tiles[step.result] = _evaluate(step, tile, tiles)
+        return tuple(results.get(r.version, tiles.get(r.version)) for r in p.results)
+
+    return compute
+
+
+def small_constants(p: Pass) -> dict[int, Any]:
+    """Constants that are part of the function; larger ones are arguments."""
+    constants = p.sweep.program.constants
+    return {v[0]: constants[v[0]] for v in p.memory if v[0] in constants and constants[v[0]].nbytes <= SMALL_CONSTANT}
+
+
+def _operands(step: Step, tiles: dict[Version, jax.Array]) -> list[jax.Array]:
+    return [tiles[v] for v in step.operands]
+
+
+def _evaluate(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> jax.Array:
+    result = step.rule.evaluate(step.equation, step.slot, step.access, tile, _operands(step, tiles))
+    return tile.cut(result, step.index, step.access.computed)
+
+
+def _partial(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
+    """The partial result of one tile, in the form that the runner combines."""
+    combine = step.rule.combine
+    if combine in ("sum", "prod"):
+        return _wide_reduction(step, tile, tiles)
+    if combine in ("argmax", "argmin"):
+        return _arg_reduction(step, tile, tiles)
+    return _evaluate(step, tile, tiles)
+
+
+def wide(dtype: Any) -> Any:
+    """The type in which partial sums and products of `dtype` are taken."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jnp.complex128
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.float64
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return jnp.uint64
+    return jnp.int64
+
+
+def _wide_reduction(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
+    (operand,) = _operands(step, tiles)
+    reduce = jnp.sum if step.rule.combine == "sum" else jnp.prod
+    axes = step.equation.params["axes"]
+    result = reduce(operand.astype(wide(operand.dtype)), axis=axes)
+    if jnp.issubdtype(operand.dtype, jnp.integer):
+        return result, reduce(operand.astype(jnp.float64), axis=axes)
+    return result
+
+
+def _arg_reduction(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
+    (operand,) = _operands(step, tiles)
+    (d,) = step.equation.params["axes"]
+    pick = lax.argmax if step.rule.combine == "argmax" else lax.argmin
+    position = pick(operand, d, jnp.int64)
+    value = jnp.take_along_axis(operand, jnp.expand_dims(position, d), axis=d).squeeze(d)
+    axis = step.access.operands[0][d]
+    return value, position if axis is None else position + tile.start(axis)

@@ -1,0 +1,231 @@
+"""How large a tile is, and in which order tiles are visited.
+
+Every label starts whole. Labels are then halved, a granule at a time, until what is resident fits the budget and a tile
+is small enough to keep all workers busy. A label that can be cut for free (its reductions end the pass) is cut before
+one that costs another pass, and one that causes no re-reading before one that does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+
+from jask_zarr._plan.labels import Axis, Index, axes
+from jask_zarr._plan.program import itemsize
+from jask_zarr._plan.sweep import Sweep, Version
+
+TILE_BYTES = 16 << 20
+"""What one tile reads and writes at most, where cutting further costs nothing."""
+
+Sizes = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The bytes of a value's tile as a function of the tile sizes: ``constant * product(axis.length)``."""
+
+    constant: int
+    factors: tuple[tuple[int, int, int], ...]
+    """(label, scale, divisor) of each streamed dim."""
+
+    def bytes(self, sizes: Sizes) -> int:
+        total = self.constant
+        for label, scale, divisor in self.factors:
+            total = total * sizes[label] * scale // divisor
+        return total
+
+
+def footprint(shape: Sequence[int], dtype: object, index: Index) -> Footprint:
+    constant, factors = itemsize(dtype), []
+    for n, axis in zip(shape, index, strict=True):
+        if axis is None:
+            constant *= n
+        else:
+            factors.append((axis.label, axis.scale, axis.divisor))
+    return Footprint(constant, tuple(sorted(factors)))
+
+
+def total(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:
+    """Footprints of equal shape added up."""
+    sums: Counter[tuple[tuple[int, int, int], ...]] = Counter()
+    for f in footprints:
+        sums[f.factors] += f.constant
+    return tuple(Footprint(constant, factors) for factors, constant in sums.items())
+
+
+def add(footprints: Iterable[Footprint], sizes: Sizes) -> int:
+    return sum(f.bytes(sizes) for f in footprints)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A value on disk that a pass reads or writes tile by tile."""
+
+    version: Version
+    index: Index
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    nbytes: int
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A result that reduces labels: its partial sums stay in memory until they are complete."""
+
+    kept: frozenset[int]
+    reduced: frozenset[int]
+    footprint: Footprint
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the choice of tiles is judged by."""
+
+    sizes: dict[int, int]
+    multiples: dict[int, int]
+    reads: tuple[Stream, ...]
+    writes: tuple[Stream, ...]
+    partials: tuple[Partial, ...]
+    temporaries: tuple[tuple[Footprint, ...], ...]
+    """What is live beside reads and results, at each moment of computing a tile."""
+    results: tuple[Footprint, ...]
+    costly: frozenset[int]
+    """Labels that another pass must follow if they are cut."""
+    fixed: int
+    """Bytes held throughout, whatever the tiles."""
+    workers: int
+
+    @cached_property
+    def granules(self) -> dict[int, int]:
+        """The smallest tile of each label: whole chunks of what is written, and if possible of what is read."""
+        return {label: self._granule(label) for label in self.sizes}
+
+    def _granule(self, label: int) -> int:
+        unit, size = self.multiples[label], self.sizes[label]
+        for stream in self.writes:
+            for chunk in chunk_units(stream, label):
+                unit = math.lcm(unit, chunk)
+        wanted = sorted({c for stream in self.reads for c in chunk_units(stream, label)}, reverse=True)
+        for chunk in wanted:
+            both = math.lcm(unit, chunk)
+            if both <= 4 * max(unit, wanted[0]) or both <= size // 8:
+                unit = both
+        return min(unit, size)
+
+    @cached_property
+    def read_footprints(self) -> tuple[Footprint, ...]:
+        return total(stream.footprint for stream in self.reads)
+
+    def tile_bytes(self, sizes: Sizes) -> int:
+        return add(self.read_footprints, sizes) + add(self.results, sizes)
+
+    def resident(self, sizes: Sizes, workers: int | None = None) -> int:
+        live = max((add(moment, sizes) for moment in self.temporaries), default=0)
+        in_flight = (workers or self.workers) * (self.tile_bytes(sizes) + live)
+        return self.fixed + in_flight + self.accumulators(sizes, self.order(sizes))
+
+    def count(self, label: int, sizes: Sizes) -> int:
+        return -(-self.sizes[label] // sizes[label])
+
+    def cut(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(label for label in self.sizes if sizes[label] < self.sizes[label])
+
+    def accumulators(self, sizes: Sizes, order: Sequence[int]) -> int:
+        """Bytes of partial results, in the wider type, that are alive at once."""
+        result = 0
+        for partial in self.partials:
+            reduced = [n for n, label in enumerate(order) if label in partial.reduced]
+            inner = [label for n, label in enumerate(order) if label in partial.kept and reduced and n > reduced[0]]
+            live = math.prod(self.count(label, sizes) for label in inner)
+            result += min(live * partial.footprint.bytes(sizes), partial.nbytes) * 2
+        return result
+
+    def traffic(self, sizes: Sizes, order: Sequence[int]) -> int:
+        """Bytes read; a tile that the next one needs again is kept."""
+        result = 0
+        for stream in self.reads:
+            own = {axis.label for axis in axes(stream.index)}
+            last = max((n for n, label in enumerate(order) if label in own), default=-1)
+            again = [label for label in order[: last + 1] if label not in own]
+            result += stream.nbytes * math.prod(self.count(label, sizes) for label in again)
+        return result
+
+    def order(self, sizes: Sizes) -> tuple[int, ...]:
+        """Loops from the outermost to the innermost: few partial results alive, few bytes read again."""
+        cut = self.cut(sizes)
+        if len(cut) > 4:
+            reduced = frozenset().union(*(p.reduced for p in self.partials))
+            return tuple(sorted(cut, key=lambda label: (label in reduced, label)))
+        return min(permutations(cut), key=lambda o: (self.accumulators(sizes, o), self.traffic(sizes, o)), default=())
+
+
+def chunk_units(stream: Stream, label: int) -> list[int]:
+    """Chunk lengths along a label, counted in steps of the label."""
+    units = []
+    for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
+        if axis is not None and axis.label == label and chunk < n:
+            units.append(_steps(axis, chunk))
+    return units
+
+
+def _steps(axis: Axis, chunk: int) -> int:
+    return max(1, chunk * axis.divisor // math.gcd(chunk * axis.divisor, axis.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The choice: tile sizes, loop order, and what they cost."""
+
+    sizes: dict[int, int]
+    order: tuple[int, ...]
+    resident: int
+    traffic: int
+    fits: bool
+
+
+def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Tiling:
+    """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free."""
+    sizes = dict(model.sizes)
+    while True:
+        fits = model.resident(sizes) <= budget
+        if fits and model.tile_bytes(sizes) <= tile_bytes:
+            break
+        smaller = [s for s in _smaller(model, sizes) if not fits or _free(model, sizes, s)]
+        if not smaller:
+            break
+        sizes = min(smaller, key=lambda s: _badness(model, s))
+    order = model.order(sizes)
+    fits = fits or model.resident(sizes, workers=1) <= budget
+    return Tiling(sizes, order, model.resident(sizes), model.traffic(sizes, order), fits)
+
+
+def _smaller(model: Model, sizes: dict[int, int]) -> list[dict[int, int]]:
+    """The choices one step smaller: one label, about halved, in whole granules."""
+    result = []
+    for label, size in sizes.items():
+        granule = model.granules[label]
+        if size > granule:
+            half = max(granule, -(-size // 2 // granule) * granule)
+            result.append({**sizes, label: half if half < size else granule})
+    return result
+
+
+def _free(model: Model, sizes: Sizes, smaller: Sizes) -> bool:
+    before, after = model.cut(sizes), model.cut(smaller)
+    new = set(after) - set(before)
+    return (
+        not new & model.costly
+        and model.traffic(smaller, model.order(smaller)) <= model.traffic(sizes, model.order(sizes))
+        and model.tile_bytes(smaller) < model.tile_bytes(sizes)
+    )
+
+
+def _badness(model: Model, sizes: Sizes) -> tuple[bool, int, int]:
+    cut = set(model.cut(sizes))
+    return (bool(cut & model.costly), model.traffic(sizes, model.order(sizes)), model.resident(sizes))

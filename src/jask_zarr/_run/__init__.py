@@ -1,0 +1,4 @@
+"""The runner: a `Plan` and arrays go in, results come out."""
+
+from jask_zarr._run.pipeline import Progress as Progress
+from jask_zarr._run.pipeline import run as run

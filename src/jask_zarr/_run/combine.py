@@ -1,0 +1,76 @@
+"""How the partial results of tiles become one result, in tile order and in the wider type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jask_zarr.errors import IntegerOverflowError
+
+UFUNCS: dict[str, Any] = {
+    "sum": np.add,
+    "add": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def first(combine: str, partial: Any) -> Any:
+    """The accumulator that the first partial result begins."""
+    if isinstance(partial, tuple):
+        return tuple(np.array(p) for p in partial)
+    return np.array(partial, dtype=_wide(partial.dtype) if combine == "add" else partial.dtype)
+
+
+def merge(combine: str, total: Any, partial: Any) -> Any:
+    """Add the partial result of the next tile."""
+    if combine in ("argmax", "argmin"):
+        return _merge_arg(combine, total, partial)
+    if isinstance(partial, tuple):
+        return tuple(UFUNCS[combine](t, p) for t, p in zip(total, partial, strict=True))
+    with np.errstate(all="ignore"):
+        return UFUNCS[combine](total, partial, out=total) if isinstance(total, np.ndarray) and total.ndim else UFUNCS[combine](total, partial)
+
+
+def finish(combine: str, total: Any, dtype: Any) -> np.ndarray:
+    """The result in its own dtype."""
+    if combine in ("argmax", "argmin"):
+        return np.asarray(total[1]).astype(dtype)
+    if isinstance(total, tuple):
+        _check_range(total[0], total[1], dtype)
+        total = total[0]
+    with np.errstate(all="ignore"):
+        return np.asarray(total).astype(dtype)
+
+
+def _wide(dtype: np.dtype) -> Any:
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.complex128
+    return np.float64 if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def _merge_arg(combine: str, total: Any, partial: Any) -> Any:
+    """The better value wins; of equal ones the earlier; the first NaN beats everything."""
+    (best, where), (value, position) = total, partial
+    better = (value > best) if combine == "argmax" else (value < best)
+    better = np.asarray(better | ((value != value) & ~(best != best)), bool)
+    return np.where(better, value, best), np.where(better, position, where)
+
+
+def _check_range(exact: Any, approximate: Any, dtype: Any) -> None:
+    """Raise if an integer sum, known exactly modulo 2**64 and roughly as a float, does not fit its dtype."""
+    info = np.iinfo(dtype)
+    wrapped = np.abs(np.asarray(approximate) - np.asarray(exact, np.float64)) > 2.0**62
+    outside = (np.asarray(exact) < info.min) | (np.asarray(exact) > info.max)
+    if np.any(wrapped | outside):
+        worst = np.asarray(approximate).flat[int(np.argmax(np.abs(approximate)))]
+        raise IntegerOverflowError(
+            f"a sum of about {worst:.6g} does not fit {np.dtype(dtype).name} (at most {info.max}): convert the array to a "
+            f"wider type first, for instance with .astype('float32'), or enable 64-bit types with jax_enable_x64"
+        )

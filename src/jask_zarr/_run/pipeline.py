@@ -1,0 +1,238 @@
+"""Runs a plan: read tiles, compute, combine or write. Decides nothing.
+
+1. The coordinator walks the tiles of a pass in order and hands tile tasks to the workers, a few at a time.
+2. A tile task reads its boxes, calls the compiled tile function, and writes what is complete.
+3. Partial results come back to the coordinator, which combines them in tile order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import jax
+import numpy as np
+
+from jask_zarr._disk import SpillFile
+from jask_zarr._plan.labels import Axis, Index
+from jask_zarr._plan.passes import Destination, Pass, Plan, Result
+from jask_zarr._plan.tiles import Stream
+from jask_zarr._run import combine
+from jask_zarr._run.compiled import CompiledPass, compiled
+from jask_zarr._run.executors import in_order
+
+ALIGNMENT = 64
+
+Progress = Callable[[int, int, int, int], None]
+"""Called with pass number, passes, tiles done, tiles, after every tile."""
+
+
+def run(
+    plan: Plan, inputs: Sequence[Any], writers: Sequence[Any], progress: Progress | None = None
+) -> list[np.ndarray | None]:
+    """Run all passes; give the outputs that are in memory, None for those written to disk.
+
+    ``inputs`` are `BlockedArray`s where the plan says on disk, else arrays. ``writers`` are None for outputs in memory,
+    else objects with ``write_box(start, values)``.
+    """
+    values: dict[int, Any] = dict(zip(plan.program.inputs, inputs, strict=True))
+    outputs = [
+        np.empty(plan.program.shape(v), plan.program.dtype(v)) if spec.chunks is None else None
+        for v, spec in zip(plan.program.outputs, plan.outputs, strict=True)
+    ]
+    for number, p in enumerate(plan.passes):
+        _PassRun(plan, p, number, values, outputs, writers, progress).run()
+        for value in p.frees:
+            values.pop(value, None)
+    return outputs
+
+
+@dataclass
+class _SharedRead:
+    """A box that one or several tiles need; read once, by the first that asks."""
+
+    source: Any
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    array: Any = None
+    lock: Lock = field(default_factory=Lock)
+
+    def get(self) -> Any:
+        with self.lock:
+            if self.array is None:
+                self.array = jax.device_put(read_padded(self.source, self.start, self.shape))
+            return self.array
+
+
+def read_padded(source: Any, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Read a box that may lie partly outside the array; zeros there."""
+    stop = tuple(s + n for s, n in zip(start, shape, strict=True))
+    inside_start = tuple(min(max(s, 0), n) for s, n in zip(start, source.shape, strict=True))
+    inside_stop = tuple(min(max(s, 0), n) for s, n in zip(stop, source.shape, strict=True))
+    buffer = aligned_empty(shape, source.dtype)
+    if (inside_start, inside_stop) == (start, stop):
+        return source.read_box(start, stop, out=buffer) if buffer.size else buffer
+    buffer[...] = np.zeros((), source.dtype)
+    if all(a < b for a, b in zip(inside_start, inside_stop, strict=True)):
+        cut = tuple(slice(a - s, b - s) for a, b, s in zip(inside_start, inside_stop, start, strict=True))
+        buffer[cut] = source.read_box(inside_start, inside_stop)
+    return buffer
+
+
+def aligned_empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """An array that the CPU device takes without a copy."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Where the tile at hand begins along each label, and how long it is."""
+
+    numbers: tuple[int, ...]
+    starts: dict[int, int]
+    sizes: dict[int, int]
+
+    def box(self, shape: Sequence[int], index: Index, origins: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Start and shape of the box of a value."""
+        start, extent = [], []
+        for n, axis in zip(shape, index, strict=True):
+            start.append(0 if axis is None else self._begin(axis, origins))
+            extent.append(n if axis is None else axis.length(self.sizes[axis.label]))
+        return tuple(start), tuple(extent)
+
+    def _begin(self, axis: Axis, origins: dict[int, int]) -> int:
+        begin = axis.begin(self.starts.get(axis.label, 0))
+        for o in axis.origins:
+            begin += o.sign * min(max(origins[o.value], 0), o.limit)
+        return begin
+
+
+@dataclass
+class _PassRun:
+    plan: Plan
+    pass_: Pass
+    number: int
+    values: dict[int, Any]
+    outputs: list[np.ndarray | None]
+    writers: Sequence[Any]
+    progress: Progress | None
+
+    def run(self) -> None:
+        p = self.pass_
+        self._open_destinations()
+        self.origin_values = {v: self._value(v) for v in p.origins}
+        self.origins = {v: int(np.asarray(a)) for v, a in self.origin_values.items()}
+        self.compiled = compiled(p)
+        self.memory = self.compiled.hold(tuple(self._value(v[0]) for v in p.memory))
+        self.totals: dict[tuple[int, tuple[int, ...]], tuple[int, Any]] = {}
+        workers = self.compiled.workers(self.plan.budget - self.pass_.tiling.resident, self._first_sizes(), self)
+        done = 0
+        for tile, partials in in_order(self._task, self._jobs(), workers):
+            self._combine(tile, partials)
+            done += 1
+            if self.progress is not None:
+                self.progress(self.number, len(self.plan.passes), done, p.tiles)
+
+    def _value(self, value: int) -> Any:
+        constants = self.plan.program.constants
+        return constants[value] if value in constants else self.values[value]
+
+    def _open_destinations(self) -> None:
+        """Make room for what this pass keeps for later ones."""
+        for result in self.pass_.results:
+            for d in result.destinations:
+                if d.kind == "kept":
+                    kept = self.plan.kept[d.number]
+                    self.values[d.number] = (
+                        SpillFile.create(result.shape, result.dtype, kept.chunks) if d.on_disk else np.empty(result.shape, result.dtype)
+                    )
+
+    def _first_sizes(self) -> dict[int, int]:
+        return {**self.pass_.sweep.sizes, **{loop.label: min(loop.tile, loop.size) for loop in self.pass_.loops}}
+
+    # -- the walk --
+
+    def _tiles(self) -> Iterator[_Tile]:
+        loops = self.pass_.loops
+        for numbers in itertools.product(*(range(loop.count) for loop in loops)):
+            starts = {loop.label: n * loop.tile for n, loop in zip(numbers, loops, strict=True)}
+            sizes = {loop.label: min(loop.tile, loop.size - starts[loop.label]) for loop in loops}
+            yield _Tile(numbers, starts, {**self.pass_.sweep.sizes, **sizes})
+
+    def _jobs(self) -> Iterator[tuple[_Tile, list[_SharedRead]]]:
+        previous: dict[int, _SharedRead] = {}
+        for tile in self._tiles():
+            reads = [self._read(n, s, tile, previous) for n, s in enumerate(self.pass_.streams)]
+            yield tile, reads
+
+    def _read(self, number: int, stream: Stream, tile: _Tile, previous: dict[int, _SharedRead]) -> _SharedRead:
+        start, shape = tile.box(stream.shape, stream.index, self.origins)
+        last = previous.get(number)
+        if last is None or (last.start, last.shape) != (start, shape):
+            previous[number] = last = _SharedRead(self.values[stream.version[0]], start, shape)
+        return last
+
+    # -- one tile, in a worker --
+
+    def _task(self, tile: _Tile, reads: list[_SharedRead]) -> tuple[_Tile, list[Any]]:
+        results = self.compiled.call(tile.sizes, self._starts(tile), self.origin_values, [r.get() for r in reads], self.memory)
+        return tile, [self._deliver(r, tile, array) for r, array in zip(self.pass_.results, results, strict=True)]
+
+    def _starts(self, tile: _Tile) -> np.ndarray:
+        return np.array([tile.starts[loop.label] for loop in self.pass_.loops], np.int64)
+
+    def _deliver(self, result: Result, tile: _Tile, array: Any) -> Any:
+        """Write what is complete; give back what is partial; drop what an earlier tile has given already."""
+        if any(tile.starts[label] for label in result.active):
+            return None
+        if result.combine is None:
+            self._write(result, tile, np.asarray(array))
+            return None
+        partial = tuple(np.asarray(a) for a in array) if isinstance(array, tuple) else np.asarray(array)
+        if self._contributions(result) == 1:
+            self._write(result, tile, combine.finish(result.combine, partial, result.dtype))
+            return None
+        return partial
+
+    def _write(self, result: Result, tile: _Tile, values: np.ndarray) -> None:
+        start, shape = tile.box(result.shape, result.index, self.origins)
+        for destination in result.destinations:
+            if destination.on_disk:
+                self._writer(destination).write_box(start, values)
+            else:
+                self._array(destination)[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))] = values
+
+    def _writer(self, destination: Destination) -> Any:
+        return self.writers[destination.number] if destination.kind == "output" else self.values[destination.number]
+
+    def _array(self, destination: Destination) -> Any:
+        return self.outputs[destination.number] if destination.kind == "output" else self.values[destination.number]
+
+    # -- partial results, in the coordinator --
+
+    def _contributions(self, result: Result) -> int:
+        kept = {axis.label for axis in result.index if axis is not None} | result.active
+        return math.prod(loop.count for loop in self.pass_.loops if loop.label not in kept)
+
+    def _combine(self, tile: _Tile, partials: list[Any]) -> None:
+        for number, (result, partial) in enumerate(zip(self.pass_.results, partials, strict=True)):
+            if partial is None or result.combine is None:
+                continue
+            key = number, tile.box(result.shape, result.index, self.origins)[0]
+            count, total = self.totals.pop(key, (0, None))
+            total = combine.first(result.combine, partial) if count == 0 else combine.merge(result.combine, total, partial)
+            if count + 1 == self._contributions(result):
+                self._write(result, tile, combine.finish(result.combine, total, result.dtype))
+            else:
+                self.totals[key] = (count + 1, total)
+
+
+__all__ = ["CompiledPass", "Progress", "run"]
