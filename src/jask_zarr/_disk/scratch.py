@@ -1,0 +1,112 @@
+"""Temporary arrays: who owns their files, and when they go.
+
+Each process has one directory in the scratch directory, named after it, and each `SpillFile` a
+directory in that. The files go when the `SpillFile` is unreachable, or when the process ends.
+After a kill they are removed by the next process that uses the same scratch directory.
+"""
+
+import os
+import shutil
+import weakref
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from .. import _config
+from . import atomic, owners
+from .blocks import BlockedArray
+
+_PREFIX = "jask_zarr-"
+_numbers = count()
+_in_use: dict[tuple[int, Path], Path] = {}
+
+
+class SpillFile(BlockedArray):
+    """A temporary array on disk, for as long as it is reachable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> spill = SpillFile.create((4, 3), "f4", chunks=(2, 3))
+    >>> spill.write_box((0, 0), np.ones((2, 3), "f4"))
+    >>> float(spill.read_box((0, 0), (4, 3)).sum())
+    6.0
+    """
+
+    @classmethod
+    def create(  # type: ignore[override]
+        cls,
+        shape: Sequence[int],
+        dtype: Any,
+        chunks: Sequence[int] | None = None,
+        fill_value: Any = 0,
+        compressors: Any = None,
+    ) -> Self:
+        """Create a temporary array.
+
+        Parameters
+        ----------
+        shape, dtype, chunks, fill_value
+            As in `BlockedArray.create`.
+        compressors : optional
+            As in `zarr.create_array`. None stores the values as they are, which is fastest.
+        """
+        directory = str(_own_directory() / f"{next(_numbers)}.zarr")
+        spill = super().create(
+            directory,
+            shape,
+            dtype,
+            chunks=chunks,
+            fill_value=fill_value,
+            compressors=compressors,
+        )
+        spill._engine = spill._engine.moved_to(Path(directory))
+        spill._metadata_file = None
+        spill._finalizer = weakref.finalize(spill, _remove, directory, os.getpid())
+        return spill
+
+    def __reduce__(self) -> tuple:
+        raise TypeError("A temporary array cannot be pickled; save it into a store.")
+
+
+def scratch_usage() -> int:
+    """Bytes that this process has in its scratch directories now.
+
+    Examples
+    --------
+    >>> scratch_usage() >= 0
+    True
+    """
+    pid = os.getpid()
+    return sum(atomic.directory_bytes(d) for (p, _), d in _in_use.items() if p == pid)
+
+
+def _own_directory() -> Path:
+    """The process's directory in the scratch directory; the first use removes dead ones."""
+    scratch, pid = _config.scratch_directory(), os.getpid()
+    own = _in_use.get((pid, scratch))
+    if own is None or not own.is_dir():
+        sweep(scratch)
+        own = scratch / f"{_PREFIX}{owners.own_tag()}"
+        own.mkdir(parents=True, exist_ok=True)
+        weakref.finalize(_EndOfProcess, _remove, str(own), pid)
+        _in_use[pid, scratch] = own
+    return own
+
+
+class _EndOfProcess:
+    """Lives as long as the process."""
+
+
+def sweep(scratch: Path) -> None:
+    """Remove what dead processes have left in a scratch directory."""
+    for left in scratch.glob(f"{_PREFIX}*"):
+        if not owners.is_alive(left.name.removeprefix(_PREFIX)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove(directory: str, pid: int) -> None:
+    # A forked child inherits the finalizers, not the files.
+    if os.getpid() == pid:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,120 @@
+"""New contents for stored arrays: staged beside the old ones, then put in their place.
+
+On local stores by `atomic`, so that a crash leaves all old or all new. On others (memory,
+remote) the new values wait in scratch and are copied at the end, one write chunk after another.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .. import _chunks
+from . import atomic
+from .blocks import BlockedArray
+from .scratch import SpillFile
+
+
+class StagedUpdate:
+    """New values for an array, not yet visible in it.
+
+    Write chunks that were not written keep their old values at the commit. What is dropped
+    without a commit is discarded.
+
+    Attributes
+    ----------
+    array : BlockedArray
+        The array to be updated; it has its old values until the commit.
+    """
+
+    def __init__(self, array: BlockedArray) -> None:
+        self.array = array
+
+    def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
+        """As `BlockedArray.write_box`."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Forget the new values. Harmless after a commit."""
+        raise NotImplementedError
+
+
+class _LocalUpdate(StagedUpdate):
+    def __init__(self, array: BlockedArray) -> None:
+        super().__init__(array)
+        self.staging = atomic.Staging.begin(str(array.path))
+        self._target = array.with_engine_at(Path(self.staging.files))
+
+    def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
+        self._target.write_box(start, values)
+
+    def discard(self) -> None:
+        self.staging.discard()
+
+
+class _CopiedUpdate(StagedUpdate):
+    def __init__(self, array: BlockedArray) -> None:
+        super().__init__(array)
+        self._spill: SpillFile | None = SpillFile.create(
+            array.shape, array.dtype, array.write_chunks
+        )
+        self._written: set[_chunks.Index] = set()
+
+    def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
+        assert self._spill is not None
+        self._spill.write_box(start, values)
+        stop = tuple(a + n for a, n in zip(start, values.shape, strict=True))
+        self._written.update(
+            _chunks.blocks_touching(tuple(start), stop, self._spill.chunks)
+        )
+
+    def copy(self) -> None:
+        assert self._spill is not None
+        for index in sorted(self._written):
+            self.array.write_block(index, self._spill.read_block(index))
+        self.discard()
+
+    def discard(self) -> None:
+        self._spill = None
+
+
+def stage(array: BlockedArray) -> StagedUpdate:
+    """Begin to replace the values of a stored array.
+
+    Raises
+    ------
+    ReadOnlyStoreError
+        If the store cannot be written; nothing has been written then.
+    StoreBusyError
+        If an update of the same array is under way, in this process or another one.
+
+    Examples
+    --------
+    >>> a = SpillFile.create((4,), "f4", chunks=(2,))
+    >>> update = stage(a)
+    >>> update.write_box((0,), np.ones(4, "f4"))
+    >>> a.read_box((0,), (4,)).sum()
+    np.float32(0.0)
+    >>> commit([update])
+    >>> a.read_box((0,), (4,)).sum()
+    np.float32(4.0)
+    """
+    array.check_writable()
+    array.check_unchanged()
+    return _CopiedUpdate(array) if array.path is None else _LocalUpdate(array)
+
+
+def commit(updates: Sequence[StagedUpdate]) -> None:
+    """Make the staged values the arrays' own: on local stores all of them as one step.
+
+    On an error before that step every array has its old values, and what was staged is gone.
+    """
+    try:
+        for update in updates:
+            if isinstance(update, _CopiedUpdate):
+                update.copy()
+    except BaseException:
+        for update in updates:
+            update.discard()
+        raise
+    atomic.commit([update.staging for update in updates if isinstance(update, _LocalUpdate)])

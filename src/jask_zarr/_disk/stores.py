@@ -1,0 +1,219 @@
+"""From what a user names (a path, a URL, a store, a zarr array) to an opened `zarr.Array`.
+
+Local paths become ``LocalStore(Path(absolute path))``: as a string, a path would be cut at ``#``
+or ``?``, and a relative one would follow ``chdir``. Opening never creates anything, and reads
+the array's own metadata, not the copy that a group may keep of it.
+"""
+
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zarr
+import zarr.errors
+from zarr.abc.store import Store
+from zarr.storage import LocalStore, ZipStore
+
+from ..errors import ArrayNotFoundError, NotAnArrayError, UnsupportedDtypeError
+
+METADATA_FILES = ("zarr.json", ".zarray")
+_MEMBERS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array is: a store, or a URL, and a path inside it."""
+
+    store: Any
+    path: str = ""
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory of the array's files, if it is a local one."""
+        if not isinstance(self.store, LocalStore):
+            return None
+        return Path(self.store.root, self.path)
+
+    def __str__(self) -> str:
+        if self.directory is not None:
+            return f"{str(self.directory)!r}"
+        store = getattr(self.store, "path", None) or self.store
+        return f"{str(store)!r}" + (f", path {self.path!r}" if self.path else "")
+
+
+def place_of(source: Any, path: str | None = None, *, read_only: bool = False) -> Place:
+    """The place that a path, URL, store, zarr array or zarr group names."""
+    inner = (path or "").strip("/")
+    if isinstance(source, zarr.Array | zarr.Group):
+        inner = "/".join(filter(None, (source.store_path.path, inner)))
+        read_only = read_only or source.read_only
+        source = source.store_path.store
+    if isinstance(source, LocalStore):
+        read_only, source = read_only or source.read_only, source.root
+    if isinstance(source, str | os.PathLike) and not _is_url(source):
+        return Place(_local_store(os.path.abspath(source), read_only), inner)
+    if isinstance(source, Store | str):
+        return Place(source, inner)
+    raise TypeError(
+        f"Cannot open {type(source).__name__!r}: give a path, a zarr store or a zarr array."
+    )
+
+
+def _is_url(source: Any) -> bool:
+    return isinstance(source, str) and "://" in source and not os.path.exists(source)
+
+
+def _local_store(path: str, read_only: bool) -> Store:
+    if os.path.isfile(path) and zipfile.is_zipfile(path):
+        return ZipStore(path, mode="r")
+    return LocalStore(Path(path), read_only=read_only)
+
+
+def open_zarr(place: Place, mode: str) -> zarr.Array:
+    """Open the array at a place, or say what is there instead."""
+    directory = place.directory
+    if directory is not None and not directory.is_dir():
+        raise _nothing_at(place)
+    try:
+        return zarr.open_array(store=place.store, path=place.path or None, mode=mode)
+    except Exception as error:
+        raise _explained(place, error) from error
+
+
+def _nothing_at(place: Place) -> Exception:
+    root = Path(place.store.root)
+    if root.is_file():
+        return NotAnArrayError(
+            f"{str(root)!r} is a file, not a zarr array; load it with numpy and store it with "
+            "DiskArray.from_numpy(values, path=...)."
+        )
+    if root.is_dir():
+        return ArrayNotFoundError(f"There is no array at {place}.{_members_text(root)}")
+    return ArrayNotFoundError(f"There is nothing at {place}.")
+
+
+def _explained(place: Place, error: Exception) -> Exception:
+    """The error a caller can act on, for whatever zarr raised."""
+    if isinstance(error, UnsupportedDtypeError):
+        return error
+    if "rectilinear" in str(error).lower():
+        return NotAnArrayError(
+            f"The array at {place} has chunks of unequal size, which cannot be read; "
+            "rewrite it with chunks of one size."
+        )
+    document = _metadata(place.directory)
+    if isinstance(document, ValueError):
+        return NotAnArrayError(f"The metadata at {place} is not valid JSON ({document}).")
+    if document is not None and document.get("node_type") != "group":
+        return _unreadable(place, document, error)
+    if isinstance(error, FileNotFoundError) and document is None:
+        return _not_found(place)
+    if isinstance(error, ValueError | TypeError | KeyError):
+        return NotAnArrayError(f"There is no array at {place}: {error}{_members_of(place)}")
+    return error
+
+
+def _not_found(place: Place) -> Exception:
+    members = _members_of(place)
+    if members:
+        return NotAnArrayError(f"There is a group at {place}, not an array.{members}")
+    return ArrayNotFoundError(f"There is no array at {place}.")
+
+
+def _unreadable(place: Place, document: dict[str, Any], error: Exception) -> Exception:
+    dtype = document.get("data_type", document.get("dtype"))
+    if "data type" in str(error).lower():
+        return UnsupportedDtypeError(
+            f"The array at {place} holds {dtype!r} data, which cannot be read; "
+            "store it as numbers."
+        )
+    return NotAnArrayError(f"The array at {place} cannot be opened: {error}")
+
+
+def _metadata(directory: Path | None) -> dict[str, Any] | ValueError | None:
+    for name in METADATA_FILES if directory else ():
+        try:
+            document = json.loads(Path(directory, name).read_bytes())
+        except OSError:
+            continue
+        except ValueError as error:
+            return error
+        return document if isinstance(document, dict) else ValueError("not an object")
+    return None
+
+
+def _members_of(place: Place) -> str:
+    if place.directory is not None:
+        return _members_text(place.directory)
+    try:
+        group = zarr.open_group(place.store, path=place.path, mode="r", use_consolidated=False)
+        members = group.members(max_depth=None)
+        return _listed(sorted(k for k, v in members if isinstance(v, zarr.Array)))
+    except Exception:
+        return ""
+
+
+def _members_text(directory: Path) -> str:
+    return _listed(sorted(_local_members(directory)))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:_MEMBERS_SHOWN]))
+    more = f" and {len(names) - _MEMBERS_SHOWN} more" if len(names) > _MEMBERS_SHOWN else ""
+    return f" Its arrays are {shown}{more}; name one with path=..." if names else ""
+
+
+def _local_members(directory: Path) -> list[str]:
+    found = []
+    for folder, subfolders, _ in os.walk(directory):
+        document = _metadata(Path(folder))
+        if isinstance(document, dict) and document.get("node_type") != "group":
+            found.append(os.path.relpath(folder, directory))
+            subfolders.clear()
+    return found
+
+
+def is_read_only(place: Place, mode: str) -> bool:
+    """Whether nothing can be written there, found by trying where that leaves no trace."""
+    if mode == "r" or (isinstance(place.store, Store) and place.store.read_only):
+        return True
+    if isinstance(place.store, Store) and not place.store.supports_writes:
+        return True
+    return place.directory is not None and not is_writable(place.directory)
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether a file can be made in the directory; mode bits would not say (root, ACLs)."""
+    if not os.access(directory, os.W_OK):
+        return False
+    if not hasattr(os, "O_TMPFILE"):
+        return True
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY))
+    except PermissionError:
+        return False
+    except OSError as error:
+        return error.errno not in _READ_ONLY_ERRNOS
+    return True
+
+
+_READ_ONLY_ERRNOS = (30,)
+
+
+def identity_of(place: Place) -> tuple:
+    """Equal for two places exactly if they are the same stored array."""
+    if place.directory is not None:
+        return ("local", os.path.realpath(place.directory))
+    store = place.store
+    while hasattr(store, "_store") and isinstance(store._store, Store):
+        store = store._store
+    if isinstance(store, ZipStore):
+        return ("zip", os.path.realpath(store.path), place.path)
+    if hasattr(store, "_store_dict"):
+        return ("memory", id(store._store_dict), place.path)
+    if hasattr(store, "fs"):
+        return ("fsspec", str(store.fs.protocol), str(store.path), place.path)
+    return (type(store).__name__, id(store), place.path)
