@@ -1,9 +1,8 @@
 """``a[index]``: what is a box, what is a look-up.
 
-1. `Ellipsis` and missing dims are filled in, so that every dim has one entry.
-2. Slices, ints and `None` alone select a strided box: its size is structure (`_Box`), its start
-   is data.
-3. An integer array anywhere makes it a look-up: the arrays are data, the rest is static.
+1. Slices, ints, `None` and `Ellipsis` alone select a strided box: its size is structure (`_Box`),
+   its start is data.
+2. An integer array anywhere makes it a look-up: the arrays are data, the rest is structure.
 """
 
 import operator
@@ -37,10 +36,12 @@ def getitem(a: Any, index: Any) -> Any:
     array([[ 4,  6],
            [ 8, 10]], dtype=int32)
     """
-    entries = _complete(_as_tuple(index), a.shape)
+    given = [_without_list(entry) for entry in _as_tuple(index)]
+    _check_masks(given, a.shape)
+    entries = [part for entry in given for part in _without_mask(entry)]
     if any(_is_array(entry) for entry in entries):
         return _look_up(a, entries)
-    return _select(a, entries)
+    return _select(a, _complete(entries, a.shape))
 
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:
@@ -51,31 +52,58 @@ def _is_array(entry: Any) -> bool:
     return hasattr(entry, "dtype") and not isinstance(entry, np.integer)
 
 
-def _complete(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """One entry for each dim (and `None` for each new one): no ellipsis, no lists, no masks."""
-    index = tuple(part for entry in index for part in _plain(entry))
+def _complete(index: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    """One entry for each dim, and `None` for each new one."""
     taken = sum(entry is not None and entry is not Ellipsis for entry in index)
     if taken > len(shape):
         raise IndexError(f"{taken} indices for an array of {len(shape)} dimensions, shape {shape}")
     at = [k for k, entry in enumerate(index) if entry is Ellipsis] or [len(index)]
     if len(at) > 1:
         raise IndexError("an index can have only one ellipsis ('...')")
-    return (*index[: at[0]], *[slice(None)] * (len(shape) - taken), *index[at[0] + 1 :])
+    return [*index[: at[0]], *[slice(None)] * (len(shape) - taken), *index[at[0] + 1 :]]
 
 
-def _plain(entry: Any) -> tuple[Any, ...]:
-    """A list as an array, a mask as the positions of its true values."""
-    if isinstance(entry, list | bool | np.bool_):
-        entry = np.asarray(entry, dtype=np.int32 if entry == [] else None)
-    if not _is_array(entry) or entry.dtype != bool:
-        return (entry,)
-    if not isinstance(entry, np.ndarray | jax.Array) or isinstance(entry, jax.core.Tracer):
+def _without_list(entry: Any) -> Any:
+    return np.asarray(entry, None if entry else np.int32) if isinstance(entry, list) else entry
+
+
+def _is_mask(entry: Any) -> bool:
+    return isinstance(entry, bool | np.bool_) or (_is_array(entry) and entry.dtype == bool)
+
+
+def _dims_taken(entry: Any) -> int:
+    if entry is None or entry is Ellipsis:
+        return 0
+    return np.ndim(entry) if _is_mask(entry) else 1
+
+
+def _first_dim(index: list[Any], k: int, rank: int) -> int:
+    """The dim that entry `k` begins with."""
+    if any(entry is Ellipsis for entry in index[:k]):
+        return rank - sum(_dims_taken(entry) for entry in index[k:])
+    return sum(_dims_taken(entry) for entry in index[:k])
+
+
+def _check_masks(index: list[Any], shape: tuple[int, ...]) -> None:
+    for k, entry in enumerate(index):
+        if _is_mask(entry):
+            dim = _first_dim(index, k, len(shape))
+            _check_mask(entry, shape[dim : dim + np.ndim(entry)])
+
+
+def _check_mask(mask: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(mask, np.ndarray | jax.Array) or isinstance(mask, jax.core.Tracer):
         raise TypeError(
-            f"boolean index of shape {entry.shape} whose values are not in memory: the shape of "
-            "the result would depend on them. Use jz.where(mask, a, fill), or a NumPy mask "
-            "(mask.to_numpy())."
+            f"boolean index {mask!r} whose values are not an array in memory: the shape of the "
+            "result would depend on them. Use jz.where(mask, a, fill), or mask.to_numpy()."
         )
-    return np.nonzero(np.asarray(entry))
+    if mask.shape != shape:
+        raise IndexError(f"boolean index of shape {mask.shape} for dims of shape {shape}")
+
+
+def _without_mask(entry: Any) -> tuple[Any, ...]:
+    """A mask as the positions of its true values."""
+    return np.nonzero(np.asarray(entry)) if _is_mask(entry) else (entry,)
 
 
 def _range(entry: Any, length: int, dim: int) -> range:
@@ -101,7 +129,7 @@ class _Box:
     added: tuple[int, ...]
 
     @classmethod
-    def of(cls, entries: tuple[Any, ...], ranges: list[range]) -> "_Box":
+    def of(cls, entries: list[Any], ranges: list[range]) -> "_Box":
         real = [entry for entry in entries if entry is not None]
         kept = [entry for entry in entries if entry is None or isinstance(entry, slice)]
         slices = [entry if isinstance(entry, slice) else None for entry in real]
@@ -127,7 +155,7 @@ _cut_at_data = lift(_cut, static_argnames=("box",))
 _cut_at_constant = lift(_cut, static_argnames=("box", "starts"))
 
 
-def _select(a: Any, entries: tuple[Any, ...]) -> Any:
+def _select(a: Any, entries: list[Any]) -> Any:
     real = [entry for entry in entries if entry is not None]
     ranges = [_range(*pair, dim) for dim, pair in enumerate(zip(real, a.shape, strict=True))]
     starts = tuple(r[0] if r else 0 for r in ranges)
@@ -136,7 +164,7 @@ def _select(a: Any, entries: tuple[Any, ...]) -> Any:
     return cut(a, starts, box)
 
 
-def _look_up(a: Any, entries: tuple[Any, ...]) -> Any:
+def _look_up(a: Any, entries: list[Any]) -> Any:
     arrays = [entry for entry in entries if _is_array(entry)]
     return _gather(a, arrays, tuple(None if _is_array(e) else _Static.of(e) for e in entries))
 
