@@ -274,6 +274,12 @@ def evaluate_concatenate(equation: Equation, slot: int, access: Access, tile: Ti
     return result
 
 
+def access_stack(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    d = equation.params["axis"]
+    operand = (*index[:d], *index[d + 1 :])
+    return Access(tuple(operand for _ in shapes(equation)), (*index[:d], None, *index[d + 1 :]))
+
+
 def access_pad(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
     operand, computed = [], []
     for axis, (low, high, interior) in zip(index, equation.params["padding_config"], strict=True):
@@ -433,27 +439,43 @@ def batched(dims: Callable[[Equation], Sequence[int]]) -> Rule:
 
 
 def row_gather_dim(equation: Equation) -> int | None:
-    """The dim that a gather looks rows up in, or None if it is another kind of gather."""
+    """The dim that a gather looks rows up in, or None if it is another kind of gather.
+
+    Other dims are taken in full, or are batch dims that the indices share (``take_along_axis``).
+    """
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     shape, indices = shapes(equation)
     looked_up = numbers.start_index_map
-    if len(looked_up) != 1 or numbers.collapsed_slice_dims != looked_up or numbers.operand_batching_dims:
+    if len(looked_up) != 1 or numbers.collapsed_slice_dims != looked_up or indices[-1] != 1:
         return None
-    full = all(sizes[d] == n for d, n in enumerate(shape) if d != looked_up[0])
-    return looked_up[0] if full and indices[-1] == 1 else None
+    rest = (d for d in range(len(shape)) if d != looked_up[0] and d not in numbers.operand_batching_dims)
+    return looked_up[0] if all(sizes[d] == shape[d] for d in rest) else None
 
 
 def access_gather(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
     dim = row_gather_dim(equation)
     if dim is None:
         return access_whole(equation, slot, index, labels)
-    offsets = equation.params["dimension_numbers"].offset_dims
-    row = fresh(shapes(equation)[0][dim], labels)
-    inner, batch = iter([index[d] for d in offsets]), [axis for d, axis in enumerate(index) if d not in offsets]
-    operand = tuple(row if d == dim else next(inner) for d in range(len(shapes(equation)[0])))
+    numbers, shape = equation.params["dimension_numbers"], shapes(equation)[0]
+    row = fresh(shape[dim], labels)
+    batch = [axis for d, axis in enumerate(index) if d not in numbers.offset_dims]
+    operand = _table_index(
+        shape, dim, row, numbers.operand_batching_dims, [batch[d] for d in numbers.start_indices_batching_dims],
+        [index[d] for d in numbers.offset_dims],
+    )
     reduced = () if row is None else (row.label,)
     labels.separate([*(axis.label for axis in axes(index)), *reduced])
     return Access((operand, (*batch, None)), index, reduced)
+
+
+def _table_index(
+    shape: Sequence[int], dim: int, row: Axis | None, batch_dims: Sequence[int], batch: Sequence[Axis | None],
+    window: Sequence[Axis | None],
+) -> Index:
+    """The index of a table: looked up along `dim`, shared along the batch dims, in full along the others."""
+    placed = {dim: row, **dict(zip(batch_dims, batch, strict=True))}
+    rest = iter(window)
+    return tuple(placed[d] if d in placed else next(rest) for d in range(len(shape)))
 
 
 def evaluate_gather(equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]) -> jax.Array:
@@ -461,7 +483,8 @@ def evaluate_gather(equation: Equation, slot: int, access: Access, tile: Tile, o
     dim = row_gather_dim(equation)
     if dim is None:
         return evaluate_source(equation, slot, access, tile, operands)
-    sizes = tuple(1 if d == dim else n for d, n in enumerate(table.shape))
+    single = {dim, *equation.params["dimension_numbers"].operand_batching_dims}
+    sizes = tuple(1 if d in single else n for d, n in enumerate(table.shape))
     axis = access.operands[0][dim]
     if axis is None or tile.spans(axis.label):
         return bind(equation, operands, slice_sizes=sizes)
@@ -511,24 +534,31 @@ def row_scatter_dim(equation: Equation) -> int | None:
     numbers = equation.params["dimension_numbers"]
     shape, indices, updates = shapes(equation)
     rows = numbers.scatter_dims_to_operand_dims
-    if len(rows) != 1 or numbers.inserted_window_dims != rows or numbers.operand_batching_dims or indices[-1] != 1:
+    if len(rows) != 1 or numbers.inserted_window_dims != rows or indices[-1] != 1:
         return None
     window = [updates[d] for d in numbers.update_window_dims]
-    return rows[0] if window == [n for d, n in enumerate(shape) if d != rows[0]] else None
+    full = [n for d, n in enumerate(shape) if d != rows[0] and d not in numbers.operand_batching_dims]
+    return rows[0] if window == full else None
 
 
 def access_scatter_add(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
     dim = row_scatter_dim(equation)
     if dim is None:
         return access_whole(equation, slot, index, labels)
-    window = equation.params["dimension_numbers"].update_window_dims
-    updates = shapes(equation)[2]
-    inner = iter([axis for d, axis in enumerate(index) if d != dim])
-    update = tuple(next(inner) if d in window else fresh(n, labels) for d, n in enumerate(updates))
-    batch = tuple(axis for d, axis in enumerate(update) if d not in window)
-    reduced = tuple(axis.label for axis in batch if axis is not None)
+    numbers, updates = equation.params["dimension_numbers"], shapes(equation)[2]
+    window_dims, shared = numbers.update_window_dims, dict(
+        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    )
+    window = iter([a for d, a in enumerate(index) if d != dim and d not in numbers.operand_batching_dims])
+    batch, reduced = [], []
+    for d, n in enumerate(n for d, n in enumerate(updates) if d not in window_dims):
+        batch.append(index[shared[d]] if d in shared else fresh(n, labels))
+        if d not in shared and batch[-1] is not None:
+            reduced.append(batch[-1].label)
+    rest = iter(batch)
+    update = tuple(next(window) if d in window_dims else next(rest) for d in range(len(updates)))
     labels.separate([*(axis.label for axis in axes(index)), *reduced])
-    return Access((index, (*batch, None), update), index, reduced)
+    return Access((index, (*batch, None), update), index, tuple(reduced))
 
 
 def evaluate_scatter_add(equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]) -> jax.Array:
@@ -562,6 +592,7 @@ RULES: dict[str, Rule] = {
     "slice": Rule(access_slice, evaluate_slice),
     "split": Rule(access_split, evaluate_split),
     "concatenate": Rule(access_concatenate, evaluate_concatenate),
+    "stack": Rule(access_stack, evaluate_bind),
     "pad": Rule(access_pad, evaluate_pad),
     "iota": Rule(access_iota, evaluate_iota),
     "dynamic_slice": Rule(access_dynamic_slice, evaluate_dynamic_slice),

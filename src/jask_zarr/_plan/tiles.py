@@ -106,11 +106,17 @@ class Model:
         """The smallest tile of each label: whole chunks of what is written, and if possible of what is read."""
         return {label: self._granule(label) for label in self.sizes}
 
+    @cached_property
+    def least_granules(self) -> dict[int, int]:
+        """The same without regard to what is read: chunks are then decoded more than once."""
+        return {label: min(self._write_granule(label), self.sizes[label]) for label in self.sizes}
+
+    def _write_granule(self, label: int) -> int:
+        chunks = (c for stream in self.writes for c in chunk_units(stream, label))
+        return math.lcm(self.multiples[label], *chunks)
+
     def _granule(self, label: int) -> int:
-        unit, size = self.multiples[label], self.sizes[label]
-        for stream in self.writes:
-            for chunk in chunk_units(stream, label):
-                unit = math.lcm(unit, chunk)
+        unit, size = self._write_granule(label), self.sizes[label]
         wanted = sorted({c for stream in self.reads for c in chunk_units(stream, label)}, reverse=True)
         for chunk in wanted:
             both = math.lcm(unit, chunk)
@@ -191,25 +197,30 @@ class Tiling:
 
 def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Tiling:
     """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free."""
-    sizes = dict(model.sizes)
-    while True:
-        fits = model.resident(sizes) <= budget
-        if fits and model.tile_bytes(sizes) <= tile_bytes:
-            break
-        smaller = [s for s in _smaller(model, sizes) if not fits or _free(model, sizes, s)]
-        if not smaller:
-            break
-        sizes = min(smaller, key=lambda s: _badness(model, s))
+    sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes)
+    if model.resident(sizes, workers=1) > budget:
+        sizes = _shrink(model, sizes, model.least_granules, budget, tile_bytes)
     order = model.order(sizes)
-    fits = fits or model.resident(sizes, workers=1) <= budget
+    fits = model.resident(sizes, workers=1) <= budget
     return Tiling(sizes, order, model.resident(sizes), model.traffic(sizes, order), fits)
 
 
-def _smaller(model: Model, sizes: dict[int, int]) -> list[dict[int, int]]:
+def _shrink(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:
+    while True:
+        fits = model.resident(sizes) <= budget
+        if fits and model.tile_bytes(sizes) <= tile_bytes:
+            return sizes
+        smaller = [s for s in _smaller(granules, sizes) if not fits or _free(model, sizes, s)]
+        if not smaller:
+            return sizes
+        sizes = min(smaller, key=lambda s: _badness(model, s))
+
+
+def _smaller(granules: Sizes, sizes: dict[int, int]) -> list[dict[int, int]]:
     """The choices one step smaller: one label, about halved, in whole granules."""
     result = []
     for label, size in sizes.items():
-        granule = model.granules[label]
+        granule = granules[label]
         if size > granule:
             half = max(granule, -(-size // 2 // granule) * granule)
             result.append({**sizes, label: half if half < size else granule})
