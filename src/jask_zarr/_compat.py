@@ -1,0 +1,158 @@
+"""What differs between the JAX versions we support, and every use of ``jax._src``.
+
+JAX 0.10 has `VJPHiPrimitive` and a `ClosedJaxpr` apart from `Jaxpr`; JAX 0.12 has `HiPrim` and
+one `Jaxpr` that carries its constants. Everything else in the package uses the names of this
+module and does not know which version runs.
+"""
+
+import os
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import ad_util, callback, core, dtypes, effects, hijax, source_info_util
+from jax._src.interpreters import ad
+from jax._src.interpreters import partial_eval as pe
+
+__all__ = [
+    "GradAccum",
+    "HiPrimitive",
+    "HiType",
+    "ClosedJaxpr",
+    "Jaxpr",
+    "ShapedArray",
+    "Tracer",
+    "Var",
+    "Zero",
+    "as_function",
+    "aval_method",
+    "aval_property",
+    "called_from",
+    "canonical_dtype",
+    "closed",
+    "dce",
+    "hoist_constants",
+    "inside",
+    "is_evaluating",
+    "is_linear_input",
+    "is_zero",
+    "jax_runtime_error",
+    "register_hitype",
+    "scalar_aval",
+    "source_line",
+    "tangent_dtype",
+    "trace_of",
+    "typeof",
+    "update_effect",
+]
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+HiPrimitive: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
+HiType: Any = hijax.HiType
+Jaxpr: Any = core.Jaxpr
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
+GradAccum: Any = ad.GradAccum
+ShapedArray: Any = core.ShapedArray
+Tracer: Any = core.Tracer
+Var: Any = core.Var
+Zero: Any = ad_util.Zero
+aval_method: Any = core.aval_method
+aval_property: Any = core.aval_property
+register_hitype: Any = hijax.register_hitype
+typeof: Any = core.typeof
+jax_runtime_error: type[Exception] = jax.errors.JaxRuntimeError
+as_function: Callable[..., Any] = core.jaxpr_as_fun
+
+
+class UpdateEffect(effects.Effect):
+    """What `update_` does to a store; keeps JAX from dropping an update whose result is unused."""
+
+    def __str__(self) -> str:
+        return "UpdatesStore"
+
+
+update_effect = UpdateEffect()
+effects.control_flow_allowed_effects.add_type(UpdateEffect)
+effects.custom_derivatives_allowed_effects.add_type(UpdateEffect)
+# A callback in a loop body is in order: JAX lowers it so, but does not admit it when it traces.
+effects.control_flow_allowed_effects.add_type(callback.OrderedIOEffect)
+
+
+def tangent_dtype(dtype: Any) -> Any:
+    """The dtype of tangents of values of `dtype` (float0 for integers)."""
+    return core.primal_dtype_to_tangent_dtype(dtype)
+
+
+def is_zero(tangent: Any) -> bool:
+    """Is this a symbolic zero?"""
+    return isinstance(tangent, ad_util.Zero)
+
+
+def is_linear_input(arg: Any) -> bool:
+    """Does a transpose rule have to give a cotangent for this argument?"""
+    return isinstance(arg, ad.GradAccum)
+
+
+def is_evaluating() -> bool:
+    """Are operations run now (and not recorded by a trace around us)?"""
+    return isinstance(core.trace_ctx.trace, core.EvalTrace)
+
+
+def called_from(name: str) -> bool:
+    """Is the caller's caller a function of JAX of this name?"""
+    code = sys._getframe(2).f_code
+    return code.co_name == name and f"jax{os.sep}_src" in code.co_filename
+
+
+def trace_of(tracer: Any) -> Any:
+    """The trace that a tracer belongs to."""
+    return tracer._trace
+
+
+@contextmanager
+def inside(tracer: Any) -> Iterator[None]:
+    """Record operations in the trace of `tracer`.
+
+    JAX lowers the results of a function after it has left the function's trace.
+    """
+    with core.set_current_trace(tracer._trace):
+        yield
+
+
+def scalar_aval(dtype: Any, shape: tuple[int, ...] = ()) -> Any:
+    """The type of one lowered handle, or of an array of them."""
+    return core.ShapedArray(shape, dtype)
+
+
+def closed(jaxpr: Any) -> Any:
+    """A jaxpr without constants, in the form that `jax.make_jaxpr` gives."""
+    return jaxpr if ClosedJaxpr is core.Jaxpr else ClosedJaxpr(jaxpr, ())
+
+
+def hoist_constants(closed_jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Turn the constants of a jaxpr into its first inputs; also give their values."""
+    consts = tuple(closed_jaxpr.consts)
+    return closed(pe.convert_constvars_jaxpr(closed_jaxpr.jaxpr)), consts
+
+
+def dce(closed_jaxpr: Any, used_outputs: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """Drop what the used outputs do not need; also say which inputs remain."""
+    jaxpr, used = pe.dce_jaxpr(closed_jaxpr.jaxpr, list(used_outputs))
+    return closed(jaxpr), list(used)
+
+
+def canonical_dtype(dtype: Any) -> Any:
+    """The dtype that JAX gives to data of `dtype` (float32 for float64, unless x64 is on)."""
+    return dtypes.canonicalize_dtype(dtype)
+
+
+def source_line(equation: Any) -> str:
+    """`` (file:line)`` of the user's code that an equation comes from, or nothing if it is not known."""
+    for frame in source_info_util.user_frames(equation.source_info.traceback):
+        if not frame.file_name.startswith(_PACKAGE):
+            return f" ({frame.file_name}:{frame.start_line})"
+    return ""

@@ -1,0 +1,285 @@
+"""Forcing recorded values: one joint program for all that is asked for together.
+
+1. `evaluate` runs one program: values in, each to memory or to a writer.
+2. `force` makes values known. What fits the resident share of the budget stays in memory, the
+   rest goes to scratch.
+3. `replace` computes what stores will hold next, and, in the same passes, whatever live array
+   was recorded from what they hold now; then it commits.
+"""
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jask_zarr import _config, _disk
+from jask_zarr._plan import CHOOSE, InputSpec, OutputSpec, make_plan
+from jask_zarr._run import run
+from jask_zarr._tracing.expr import Graph, Resident, Stored, Value, assemble, collect
+from jask_zarr._tracing.sources import Source, renewed
+
+RESIDENT_SHARE = 4
+"""One part in so many of the memory budget may hold forced results; plans get the rest."""
+
+lock = threading.RLock()
+"""Held while values are forced: two threads that need one value compute it once."""
+
+live: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Everything that holds a value (in ``_value``) somebody may still ask for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A graph's jaxpr and its plan."""
+
+    graph: Graph
+    used: tuple[bool, ...]
+    plan: Any
+
+
+_programs: "OrderedDict[Any, Program]" = OrderedDict()
+_MAX_PROGRAMS = 1024
+
+
+def program_for(graph: Graph, targets: tuple[Any, ...]) -> Program:
+    """The program of a graph, made once for each structure."""
+    budget = _config.memory_budget() * (RESIDENT_SHARE - 1) // RESIDENT_SHARE
+    key = (graph.key, targets, budget)
+    if key in _programs:
+        _programs.move_to_end(key)
+        return _programs[key]
+    program = _programs[key] = _planned(graph, targets, budget)
+    while len(_programs) > _MAX_PROGRAMS:
+        _programs.popitem(last=False)
+    return program
+
+
+def _planned(graph: Graph, targets: tuple[Any, ...], budget: int) -> Program:
+    jaxpr, used = assemble(graph)
+    leaves = [value for value, flag in zip(graph.leaves, used, strict=True) if flag]
+    inputs = tuple(_input_spec(value) for value in leaves)
+    plan = make_plan(jaxpr, inputs, tuple(OutputSpec(chunks) for chunks in targets), budget)
+    return Program(_skeleton(graph), tuple(used), plan)
+
+
+def _skeleton(graph: Graph) -> Graph:
+    """The structure alone: keeps the functions (whose ids are in the key), and no data."""
+    return Graph((), graph.steps, (), graph.roots)
+
+
+def _input_spec(value: Value) -> InputSpec:
+    chunks = tuple(value.leaf.source.array.chunks) if isinstance(value.leaf, Stored) else None
+    return InputSpec(value.shape, value.dtype, chunks)
+
+
+def _input(value: Value) -> Any:
+    leaf = value.leaf
+    return leaf.source.array if isinstance(leaf, Stored) else leaf.array
+
+
+def check(value: Value) -> None:
+    """Refuse a value whose store was replaced."""
+    if isinstance(value.leaf, Stored):
+        value.leaf.source.check()
+
+
+def plan_for(values: Sequence[Value], targets: Sequence[Any]) -> Any:
+    """The plan that would compute some values, for those who want to read it."""
+    with lock, jax.ensure_compile_time_eval():
+        return program_for(collect(values), tuple(targets)).plan
+
+
+def evaluate(values: Sequence[Value], targets: Sequence[Any], open_writers: Any) -> list[Any]:
+    """Compute values together.
+
+    `targets` has, for each value, None (to memory), the chunks of its writer, or `CHOOSE`;
+    ``open_writers(plan)`` gives the writers.
+    """
+    with lock, jax.ensure_compile_time_eval():
+        graph = collect(values)
+        for leaf in graph.leaves:
+            check(leaf)
+        program = program_for(graph, tuple(targets))
+        inputs = [_input(v) for v, flag in zip(graph.leaves, program.used, strict=True) if flag]
+        return run(program.plan, inputs, open_writers(program.plan))
+
+
+class _Lease:
+    """A part of the resident share, given back when the values go."""
+
+    used = 0
+
+    def __init__(self, nbytes: int) -> None:
+        _Lease.used += nbytes
+        weakref.finalize(self, _Lease._release, nbytes).atexit = False
+
+    @staticmethod
+    def _release(nbytes: int) -> None:
+        _Lease.used -= nbytes
+
+
+def _targets(values: Iterable[Value]) -> list[Any]:
+    """Memory while it lasts, else scratch."""
+    room = _config.memory_budget() // RESIDENT_SHARE - _Lease.used
+    targets: list[Any] = []
+    for value in values:
+        fits = value.nbytes <= room
+        room -= value.nbytes if fits else 0
+        targets.append(None if fits else CHOOSE)
+    return targets
+
+
+def _spill(value: Value, chunks: tuple[int, ...]) -> Any:
+    return _disk.SpillFile.create(value.shape, value.dtype, chunks)
+
+
+def _settle(value: Value, result: Any, writer: Any) -> None:
+    if writer is None:
+        value.settle(Resident(np.asarray(result), value.weak_type, _Lease(value.nbytes)))
+    else:
+        value.settle(Stored(Source(writer, is_scratch=True)))
+
+
+def force(values: Iterable[Value]) -> None:
+    """Make values known, each computed once and all together."""
+    with lock:
+        pending = list({id(v): v for v in values if v.is_pending}.values())
+        if pending:
+            to_memory([], pending)
+
+
+def to_memory(values: Sequence[Value], kept: Sequence[Value] = ()) -> list[np.ndarray]:
+    """The values as arrays in memory; in the same passes the `kept` ones are forced."""
+    with lock:
+        kept = [*kept, *worth_keeping([*values, *kept])]
+        targets = [*[None] * len(values), *_targets(kept)]
+        writers: list[Any] = []
+
+        def open_writers(plan: Any) -> list[Any]:
+            every = zip([*values, *kept], targets, plan.output_chunks, strict=True)
+            writers.extend(None if t is None else _spill(v, chunks) for v, t, chunks in every)
+            return writers
+
+        results = evaluate([*values, *kept], targets, open_writers)
+        for value, result, writer in zip(
+            kept, results[len(values) :], writers[len(values) :], strict=True
+        ):
+            _settle(value, result, writer)
+        return [np.asarray(result) for result in results[: len(values)]]
+
+
+def worth_keeping(roots: Sequence[Value]) -> list[Value]:
+    """Results of costly calls below `roots` that somebody still holds.
+
+    They are forced along with the roots, so that a backward pass does not compute a matmul
+    again. What is elementwise on top of them is cheaper to compute again than to store.
+    """
+    asked = {id(root) for root in roots}
+    held = _held({id(expr) for expr in collect(roots).exprs})
+    kept: list[Value] = []
+    clean: dict[int, bool] = {}
+    for expr in collect(roots).exprs:
+        clean[id(expr)] = not expr.function.contracts and all(
+            value.expr is None or clean.get(id(value.expr), True) for value in expr.operands
+        )
+        if not clean[id(expr)] and id(expr) in held:
+            kept.extend(value for value in held[id(expr)] if id(value) not in asked)
+            clean[id(expr)] = True
+    return kept
+
+
+def _held(exprs: set[int]) -> dict[int, list[Value]]:
+    held: dict[int, list[Value]] = {}
+    for value in live_values():
+        if value.expr is not None and id(value.expr) in exprs and value.shape:
+            held.setdefault(id(value.expr), []).append(value)
+    return held
+
+
+def live_values() -> list[Value]:
+    """The values that somebody may still ask for, each once."""
+    with lock:
+        return list({id(holder._value): holder._value for holder in live}.values())
+
+
+def _dependents(sources: set[int], without: set[int]) -> list[Value]:
+    """Live values that are computed from one of the sources."""
+    known: dict[int, bool] = {}
+
+    def reads(value: Value) -> bool:
+        if value.expr is None:
+            return isinstance(value.leaf, Stored) and id(value.leaf.source) in sources
+        return known[id(value.expr)]
+
+    found = []
+    for value in live_values():
+        if value.is_traced or id(value) in without:
+            continue
+        if value.expr is None:
+            if reads(value) and value.leaf.borrowed:
+                found.append(value)
+            continue
+        for expr in collect([value]).exprs:
+            known.setdefault(id(expr), any(reads(operand) for operand in expr.operands))
+        if reads(value):
+            found.append(value)
+    return found
+
+
+def replace(pairs: Sequence[tuple[Source, Value]]) -> list[Source]:
+    """Let stores hold new values; give their new sources.
+
+    All is computed from what the stores hold now, then committed together. Live arrays that
+    were recorded from what the stores hold now are forced in the same passes.
+    """
+    with lock:
+        for source, _ in pairs:
+            source.check()
+        news = [value for _, value in pairs]
+        kept = _dependents({id(s) for s, _ in pairs}, {id(v) for v in news})
+        staged: list[Any] = []
+        try:
+            _write(pairs, news, kept, staged)
+            _disk.commit(staged)
+        except BaseException:
+            for update in staged:
+                update.discard()
+            raise
+        fresh = [renewed(source) for source, _ in pairs]
+        for source, value in zip(fresh, news, strict=True):
+            if value.is_pending:
+                value.settle(Stored(source, borrowed=True))
+        return fresh
+
+
+def _write(
+    pairs: Sequence[tuple[Source, Value]],
+    news: Sequence[Value],
+    kept: Sequence[Value],
+    staged: list[Any],
+) -> None:
+    staged.extend(_disk.stage(source.array) for source, _ in pairs)
+    targets = [*[tuple(source.array.write_chunks) for source, _ in pairs], *_targets(kept)]
+    writers: list[Any] = []
+
+    def open_writers(plan: Any) -> list[Any]:
+        chosen = zip(kept, targets[len(news) :], plan.output_chunks[len(news) :], strict=True)
+        spilled = [None if t is None else _spill(v, chunks) for v, t, chunks in chosen]
+        writers.extend([*staged, *spilled])
+        return writers
+
+    results = evaluate([*news, *kept], targets, open_writers)
+    for value, result, writer in zip(
+        kept, results[len(news) :], writers[len(news) :], strict=True
+    ):
+        _settle(value, result, writer)
+
+
+def write(value: Value, array: Any) -> None:
+    """Compute a value into a stored array that nobody reads yet."""
+    evaluate([value], [tuple(array.write_chunks)], lambda plan: [array])

@@ -1,0 +1,65 @@
+"""Which arrays are one and the same store.
+
+An array opened twice (by another path, through a link) is one `Source`. When `update_` replaces
+what a store holds, the source it had becomes stale, and the store gets a new one: whoever still
+refers to the old one is told so and never sees the new values.
+"""
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from jask_zarr import errors
+
+_sources: "weakref.WeakValueDictionary[Any, Source]" = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Source:
+    """What a store holds until its next update."""
+
+    __slots__ = ("__weakref__", "array", "is_scratch", "is_stale")
+
+    def __init__(self, array: Any, *, is_scratch: bool = False) -> None:
+        self.array = array
+        self.is_scratch = is_scratch
+        self.is_stale = False
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return (tuple(self.array.shape), np.dtype(self.array.dtype), tuple(self.array.chunks))
+
+    def check(self) -> None:
+        """Refuse to be read once the store holds other values."""
+        if self.is_stale:
+            raise errors.StaleArrayError(
+                f"this array was replaced by update_ ({where(self.array)} now holds new values). "
+                "Use the array that update_ returned: w = w.update_(new). To keep the old values "
+                "as well, save them before the update: old = jz.materialize(w)."
+            )
+
+
+def where(array: Any) -> str:
+    return f"the store at {array.path!r}" if getattr(array, "path", None) else "its store"
+
+
+def source_of(array: Any) -> Source:
+    """The source of a stored array: the one that is already known, if there is one."""
+    with _lock:
+        known = _sources.get(array.identity)
+        if known is None:
+            known = _sources[array.identity] = Source(array)
+        elif known.array.read_only and not array.read_only:
+            known.array = array
+        return known
+
+
+def renewed(source: Source) -> Source:
+    """The store of `source` holds new values: the source of those."""
+    with _lock:
+        source.is_stale = True
+        fresh = Source(source.array, is_scratch=source.is_scratch)
+        _sources[source.array.identity] = fresh
+        return fresh
