@@ -89,9 +89,7 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, str):
         return _parse_text(size)
     if isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise InvalidSizeError(
-            f"A size is a whole number of bytes or text such as '512MB', not {size!r}."
-        )
+        raise InvalidSizeError(f"A size is a whole number of bytes or text such as '512MB', not {size!r}.")
     return int(size)
 
 
@@ -100,8 +98,7 @@ def _parse_text(text: str) -> int:
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise InvalidSizeError(
-            f"Cannot read {text!r} as a size in bytes: write a number and a unit, "
-            "such as '512MB', '4GB' or '1.5GiB'."
+            f"Cannot read {text!r} as a size in bytes: write a number and a unit, such as '512MB', '4GB' or '1.5GiB'."
         )
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import zarr
+import zarr.errors
 
 from .. import _chunks
 from .._chunks import Index
@@ -80,9 +81,7 @@ class BlockedArray:
         self._seen = _signature(self._metadata_file)
 
     @classmethod
-    def open(
-        cls, source: Any, path: str | None = None, mode: str = "r+", *, engine: str | None = None
-    ) -> Self:
+    def open(cls, source: Any, path: str | None = None, mode: str = "r+", *, engine: str | None = None) -> Self:
         """Open an array that exists; nothing is created and nothing is loaded.
 
         Parameters
@@ -153,6 +152,8 @@ class BlockedArray:
         check_supported(native_dtype(stored), "The new array")
         shape = tuple(int(n) for n in shape)
         place = stores.place_of(source, path)
+        if getattr(place.store, "read_only", False):
+            raise ReadOnlyStoreError(f"No array can be created at {place}: it is read-only.")
         try:
             array = zarr.create_array(
                 place.store,
@@ -247,9 +248,7 @@ class BlockedArray:
 
     # --- reading ---
 
-    def read_box(
-        self, start: Sequence[int], stop: Sequence[int], out: np.ndarray | None = None
-    ) -> np.ndarray:
+    def read_box(self, start: Sequence[int], stop: Sequence[int], out: np.ndarray | None = None) -> np.ndarray:
         """The values of a box, into ``out`` if it is given.
 
         Raises
@@ -279,8 +278,7 @@ class BlockedArray:
             self._engine.read(start, stop, out)
         except BadChunk as error:
             raise DamagedChunkError(
-                f"Chunk {error.index} of the array at {self._place} cannot be decoded: "
-                f"{error.reason}."
+                f"Chunk {error.index} of the array at {self._place} cannot be decoded: {error.reason}."
             ) from error
         if cost.counting():
             cost.count_read(*self._touched(start, stop, self.chunks))
@@ -313,7 +311,11 @@ class BlockedArray:
             self._write(start, stop, values)
 
     def _write(self, start: Index, stop: Index, values: np.ndarray) -> None:
-        self._engine.write(start, values)
+        try:
+            self._engine.write(start, values)
+        except OSError as error:
+            error.filename = error.filename or str(self._place)
+            raise
         if cost.counting():
             cost.count_written(*self._touched(start, stop, self.write_chunks))
 
@@ -354,17 +356,14 @@ class BlockedArray:
 
     def _check_box(self, start: Index, stop: Index) -> None:
         if not _chunks.is_inside(start, stop, self.shape):
-            raise ShapeMismatchError(
-                f"The box {start} to {stop} is not inside the array of shape {self.shape}."
-            )
+            raise ShapeMismatchError(f"The box {start} to {stop} is not inside the array of shape {self.shape}.")
 
     def _check_values(self, values: np.ndarray, shape: Index, name: str) -> None:
         if values.shape != shape:
             raise ShapeMismatchError(f"{name} has shape {values.shape}, the box has {shape}.")
         if values.dtype != self.dtype:
             raise DtypeMismatchError(
-                f"{name} is {values.dtype}, the array is {self.dtype}; convert it with "
-                f".astype({self.dtype.name!r})."
+                f"{name} is {values.dtype}, the array is {self.dtype}; convert it with .astype({self.dtype.name!r})."
             )
 
     def _touched(self, start: Index, stop: Index, chunks: Index) -> tuple[int, int]:
@@ -381,9 +380,7 @@ def _chunks_for(shape: Index, chunks: Sequence[int] | None, itemsize: int) -> In
     if chunks is None:
         return _chunks.default_chunks(shape, itemsize)
     if len(chunks) != len(shape):
-        raise ShapeMismatchError(
-            f"chunks {tuple(chunks)} must have one length for each dimension of {shape}."
-        )
+        raise ShapeMismatchError(f"chunks {tuple(chunks)} must have one length for each dimension of {shape}.")
     return tuple(max(int(c), 1) for c in chunks)
 
 

@@ -133,8 +133,8 @@ def check_supported(dtype: np.dtype, where: str) -> None:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """A readable name: ``datetime64[s]``, ``float32``, ``[('a', '<f4')]``."""
-    return str(dtype.descr) if dtype.names else dtype.name
+    """A readable name: ``datetime64[s]``, ``float32``, ``<U3``, ``[('a', '<f4')]``."""
+    return dtype.str if dtype.kind in "SUV" and not dtype.names else str(dtype)
 
 
 def is_64_bit(dtype: np.dtype) -> bool:

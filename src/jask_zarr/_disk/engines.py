@@ -11,6 +11,7 @@ The choice is made once for each array, by `choose_engine`.
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -20,8 +21,7 @@ from typing import Any, Protocol
 import numcodecs
 import numpy as np
 import zarr
-from zarr.core.array import AsyncArray
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, StorePath
 
 from .._chunks import Index, block_box, blocks_touching, box_shape, box_slices, intersection
@@ -29,7 +29,6 @@ from .dtypes import storage_dtype
 
 # Many tile threads call codecs at once; threads inside a codec would only get in their way.
 numcodecs.blosc.use_threads = False
-numcodecs.blosc.set_nthreads(1)
 
 
 class BadChunk(Exception):
@@ -114,7 +113,7 @@ def _twin(array: zarr.Array, place: StorePath) -> zarr.Array:
     if storage_dtype(array.dtype) != array.dtype:
         metadata = _metadata_of_bits(array)
     config = {"order": "C", "write_empty_chunks": True}
-    return zarr.Array(AsyncArray(metadata=metadata, store_path=place, config=config))
+    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place, config=config))
 
 
 def _metadata_of_bits(array: zarr.Array) -> dict[str, Any]:
@@ -216,16 +215,26 @@ class FileEngine:
             whole = np.full(layout.chunks, layout.fill_value, layout.dtype)
             whole[box_slices((0,) * values.ndim, values.shape)] = values
             values = whole
-        stored = np.ascontiguousarray(values.transpose(layout.axes), dtype=layout.dtype)
+        stored = values.transpose(layout.axes)
+        if not (stored.flags.c_contiguous and stored.dtype == layout.dtype):
+            buffer = _thread_buffer(layout.nbytes).view(layout.dtype).reshape(stored.shape)
+            buffer[...] = stored
+            stored = buffer
         return stored if layout.compressor is None else layout.compressor.encode(stored)
 
     def _put(self, path: str, blob: Any) -> None:
-        if not self.exposed:
-            return _write_file(path, blob)
         folder, name = os.path.split(path)
         partial = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.partial")
-        _write_file(partial, blob)
-        os.replace(partial, path)
+        place = partial if self.exposed else path
+        try:
+            _write_file(place, memoryview(blob).cast("B"))
+            if self.exposed:
+                os.replace(partial, path)
+        except BaseException as error:
+            _unlink(place)
+            if isinstance(error, OSError):
+                error.filename = path
+            raise
 
     def _path(self, index: Index) -> str:
         return f"{self.root}/{self.key(index)}"
@@ -235,25 +244,24 @@ class FileEngine:
         return replace(self, root=str(root), exposed=False)
 
 
-def _write_file(path: str, blob: Any) -> None:
+def _write_file(path: str, data: memoryview) -> None:
     try:
-        file = open(path, "wb", buffering=0)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = open(path, "wb", buffering=0)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        with file:
-            _write_all(file, memoryview(blob).cast("B"))
-    except BaseException as error:
+        # Pages that a scratch file has already are used again: truncating it first costs ten times.
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))
+    finally:
+        os.close(descriptor)
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
         os.unlink(path)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = path
-        raise
-
-
-def _write_all(file: Any, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
 
 
 def _read_exactly(file: Any, buffer: np.ndarray) -> None:
@@ -323,6 +331,8 @@ def _zstd_size(blob: bytes) -> int | None:
 def _layout(array: zarr.Array) -> Layout | None:
     if type(array.store_path.store) is not LocalStore or array.shards is not None:
         return None
+    if not getattr(array.config, "read_missing_chunks", True):
+        return None
     metadata = array.metadata.to_dict()
     read = _layout_v2 if metadata["zarr_format"] == 2 else _layout_v3
     found = read(metadata, array)
@@ -378,6 +388,4 @@ def _compressor_v3(name: str, options: dict[str, Any], itemsize: int) -> Any:
     shuffle = options["shuffle"]
     if shuffle not in _SHUFFLES:
         return None
-    return numcodecs.Blosc(
-        options["cname"], options["clevel"], _SHUFFLES[shuffle], options["blocksize"]
-    )
+    return numcodecs.Blosc(options["cname"], options["clevel"], _SHUFFLES[shuffle], options["blocksize"])

@@ -9,13 +9,20 @@ import os
 import shutil
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import zarr
+from zarr.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore, StorePath
+
 from .. import _config
-from . import atomic, owners
+from . import atomic, owners, stores
 from .blocks import BlockedArray
+from .engines import choose_engine
 
 _PREFIX = "jask_zarr-"
 _numbers = count()
@@ -52,22 +59,51 @@ class SpillFile(BlockedArray):
         compressors : optional
             As in `zarr.create_array`. None stores the values as they are, which is fastest.
         """
+        shape = tuple(int(n) for n in shape)
+        if chunks is not None:
+            chunks = tuple(int(n) for n in chunks)
+        template = _template(shape, np.dtype(dtype), chunks, _hashable(fill_value), compressors)
         directory = str(_own_directory() / f"{next(_numbers)}.zarr")
-        spill = super().create(
-            directory,
-            shape,
-            dtype,
-            chunks=chunks,
-            fill_value=fill_value,
-            compressors=compressors,
-        )
-        spill._engine = spill._engine.moved_to(Path(directory))
+        os.mkdir(directory)
+        Path(directory, "zarr.json").write_bytes(_metadata_bytes(template))
+        place = stores.place_of(directory)
+        array = zarr.Array(zarr.AsyncArray(template.metadata, StorePath(place.store, ""), template.config))
+        spill = cls(array, place, "r+", choose_engine(array).moved_to(Path(directory)))
         spill._metadata_file = None
         spill._finalizer = weakref.finalize(spill, _remove, directory, os.getpid())
         return spill
 
     def __reduce__(self) -> tuple:
         raise TypeError("A temporary array cannot be pickled; save it into a store.")
+
+
+@lru_cache(maxsize=256)
+def _template(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    chunks: tuple[int, ...] | None,
+    fill_value: Any,
+    compressors: Any,
+) -> zarr.Array:
+    """An array of the kind, nowhere: a temporary array is made once a step, its kind once."""
+    array = BlockedArray.create(
+        MemoryStore(),
+        shape,
+        dtype,
+        chunks=chunks,
+        fill_value=fill_value,
+        compressors=compressors,
+    )
+    return array.zarr_array
+
+
+def _hashable(fill_value: Any) -> Any:
+    return np.asarray(fill_value).item()
+
+
+def _metadata_bytes(array: zarr.Array) -> bytes:
+    buffers = array.metadata.to_buffer_dict(default_buffer_prototype())
+    return buffers["zarr.json"].to_bytes()
 
 
 def scratch_usage() -> int:

@@ -4,12 +4,16 @@ On local stores by `atomic`, so that a crash leaves all old or all new. On other
 remote) the new values wait in scratch and are copied at the end, one write chunk after another.
 """
 
+import threading
+import weakref
 from collections.abc import Sequence
+from operator import add
 from pathlib import Path
 
 import numpy as np
 
 from .. import _chunks
+from ..errors import StoreBusyError
 from . import atomic
 from .blocks import BlockedArray
 from .scratch import SpillFile
@@ -55,27 +59,38 @@ class _LocalUpdate(StagedUpdate):
 class _CopiedUpdate(StagedUpdate):
     def __init__(self, array: BlockedArray) -> None:
         super().__init__(array)
-        self._spill: SpillFile | None = SpillFile.create(
-            array.shape, array.dtype, array.write_chunks
-        )
+        _claim(array)
+        self._release = weakref.finalize(self, _claimed.discard, array.identity)
+        self._spill = SpillFile.create(array.shape, array.dtype, array.write_chunks)
         self._written: set[_chunks.Index] = set()
 
     def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
-        assert self._spill is not None
         self._spill.write_box(start, values)
-        stop = tuple(a + n for a, n in zip(start, values.shape, strict=True))
-        self._written.update(
-            _chunks.blocks_touching(tuple(start), stop, self._spill.chunks)
-        )
+        stop = tuple(map(add, start, values.shape))
+        self._written.update(_chunks.blocks_touching(tuple(start), stop, self._spill.chunks))
 
     def copy(self) -> None:
-        assert self._spill is not None
         for index in sorted(self._written):
             self.array.write_block(index, self._spill.read_block(index))
         self.discard()
 
     def discard(self) -> None:
-        self._spill = None
+        self._written.clear()
+        self._release()
+        vars(self).pop("_spill", None)
+
+
+_claimed: set[tuple] = set()
+_claim_lock = threading.Lock()
+
+
+def _claim(array: BlockedArray) -> None:
+    with _claim_lock:
+        if array.identity in _claimed:
+            raise StoreBusyError(
+                f"{array!r} is already being updated; two updates of one array at once would lose one of them."
+            )
+        _claimed.add(array.identity)
 
 
 def stage(array: BlockedArray) -> StagedUpdate:

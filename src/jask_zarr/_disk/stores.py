@@ -5,6 +5,7 @@ or ``?``, and a relative one would follow ``chdir``. Opening never creates anyth
 the array's own metadata, not the copy that a group may keep of it.
 """
 
+import errno
 import json
 import os
 import zipfile
@@ -57,9 +58,7 @@ def place_of(source: Any, path: str | None = None, *, read_only: bool = False) -
         return Place(_local_store(os.path.abspath(source), read_only), inner)
     if isinstance(source, Store | str):
         return Place(source, inner)
-    raise TypeError(
-        f"Cannot open {type(source).__name__!r}: give a path, a zarr store or a zarr array."
-    )
+    raise TypeError(f"Cannot open {type(source).__name__!r}: give a path, a zarr store or a zarr array.")
 
 
 def _is_url(source: Any) -> bool:
@@ -109,26 +108,28 @@ def _explained(place: Place, error: Exception) -> Exception:
         return NotAnArrayError(f"The metadata at {place} is not valid JSON ({document}).")
     if document is not None and document.get("node_type") != "group":
         return _unreadable(place, document, error)
-    if isinstance(error, FileNotFoundError) and document is None:
-        return _not_found(place)
+    if document is not None or _is_group(place):
+        return NotAnArrayError(f"There is a group at {place}, not an array.{_members_of(place)}")
+    if isinstance(error, FileNotFoundError):
+        return ArrayNotFoundError(f"There is no array at {place}.{_members_of(place)}")
     if isinstance(error, ValueError | TypeError | KeyError):
-        return NotAnArrayError(f"There is no array at {place}: {error}{_members_of(place)}")
+        return NotAnArrayError(f"The array at {place} cannot be opened: {error}")
     return error
 
 
-def _not_found(place: Place) -> Exception:
-    members = _members_of(place)
-    if members:
-        return NotAnArrayError(f"There is a group at {place}, not an array.{members}")
-    return ArrayNotFoundError(f"There is no array at {place}.")
+def _is_group(place: Place) -> bool:
+    try:
+        zarr.open_group(place.store, path=place.path, mode="r", use_consolidated=False)
+    except Exception:
+        return False
+    return True
 
 
 def _unreadable(place: Place, document: dict[str, Any], error: Exception) -> Exception:
     dtype = document.get("data_type", document.get("dtype"))
     if "data type" in str(error).lower():
         return UnsupportedDtypeError(
-            f"The array at {place} holds {dtype!r} data, which cannot be read; "
-            "store it as numbers."
+            f"The array at {place} holds {dtype!r} data, which cannot be read; store it as numbers."
         )
     return NotAnArrayError(f"The array at {place} cannot be opened: {error}")
 
@@ -193,14 +194,9 @@ def is_writable(directory: Path) -> bool:
         return True
     try:
         os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY))
-    except PermissionError:
-        return False
     except OSError as error:
-        return error.errno not in _READ_ONLY_ERRNOS
+        return error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
     return True
-
-
-_READ_ONLY_ERRNOS = (30,)
 
 
 def identity_of(place: Place) -> tuple:
