@@ -191,7 +191,11 @@ class Tiling:
     sizes: dict[int, int]
     order: tuple[int, ...]
     resident: int
+    """Projected peak, in bytes."""
+    held: int
+    """Its part that does not depend on how many tiles are under way."""
     traffic: int
+    """Bytes read."""
     fits: bool
 
 
@@ -202,7 +206,8 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
         sizes = _shrink(model, sizes, model.least_granules, budget, tile_bytes)
     order = model.order(sizes)
     fits = model.resident(sizes, workers=1) <= budget
-    return Tiling(sizes, order, model.resident(sizes), model.traffic(sizes, order), fits)
+    held = model.fixed + model.accumulators(sizes, order)
+    return Tiling(sizes, order, model.resident(sizes), held, model.traffic(sizes, order), fits)
 
 
 def _shrink(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jask_zarr import _config
 from jask_zarr._disk import SpillFile
-from jask_zarr._plan.labels import Axis, Index
 from jask_zarr._plan.passes import Destination, Pass, Plan, Result
 from jask_zarr._plan.tiles import Stream
 from jask_zarr._run import combine
-from jask_zarr._run.compiled import CompiledPass, compiled
+from jask_zarr._run.compiled import compiled
 from jask_zarr._run.executors import in_order
+from jask_zarr._run.tile import Tile, tiles_of
 
 ALIGNMENT = 64
 
@@ -92,29 +92,6 @@ def aligned_empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
     return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Where the tile at hand begins along each label, and how long it is."""
-
-    numbers: tuple[int, ...]
-    starts: dict[int, int]
-    sizes: dict[int, int]
-
-    def box(self, shape: Sequence[int], index: Index, origins: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Start and shape of the box of a value."""
-        start, extent = [], []
-        for n, axis in zip(shape, index, strict=True):
-            start.append(0 if axis is None else self._begin(axis, origins))
-            extent.append(n if axis is None else axis.length(self.sizes[axis.label]))
-        return tuple(start), tuple(extent)
-
-    def _begin(self, axis: Axis, origins: dict[int, int]) -> int:
-        begin = axis.begin(self.starts.get(axis.label, 0))
-        for o in axis.origins:
-            begin += o.sign * min(max(origins[o.value], 0), o.limit)
-        return begin
-
-
 @dataclass
 class _PassRun:
     plan: Plan
@@ -124,22 +101,28 @@ class _PassRun:
     outputs: list[np.ndarray | None]
     writers: Sequence[Any]
     progress: Progress | None
+    totals: dict[tuple[int, tuple[int, ...]], tuple[int, Any]] = field(default_factory=dict)
+    """Partial results so far, by result and kept tile: how many tiles they hold, and their combination."""
 
     def run(self) -> None:
         p = self.pass_
         self._open_destinations()
-        self.origin_values = {v: self._value(v) for v in p.origins}
-        self.origins = {v: int(np.asarray(a)) for v, a in self.origin_values.items()}
+        self.origins = {v: int(np.asarray(self._value(v))) for v in p.origins}
         self.compiled = compiled(p)
-        self.memory = self.compiled.hold(tuple(self._value(v[0]) for v in p.memory))
-        self.totals: dict[tuple[int, tuple[int, ...]], tuple[int, Any]] = {}
-        workers = self.compiled.workers(self.plan.budget - self.pass_.tiling.resident, self._first_sizes(), self)
-        done = 0
-        for tile, partials in in_order(self._task, self._jobs(), workers):
+        self.memory = self.compiled.hold([self._value(v) for v, _ in self.compiled.held])
+        self.origin_values = [np.asarray(self._value(v)) for v in p.origins]
+        for done, (tile, partials) in enumerate(in_order(self._task, self._jobs(), self._workers()), 1):
             self._combine(tile, partials)
-            done += 1
             if self.progress is not None:
                 self.progress(self.number, len(self.plan.passes), done, p.tiles)
+
+    def _workers(self) -> int:
+        """As many tiles at a time as fit the budget with what XLA really needs for one."""
+        if self.pass_.tiles == 1:
+            return 1
+        tile_bytes = max(1, self.compiled.tile_bytes(next(tiles_of(self.pass_))))
+        spare = self.plan.budget - self.pass_.tiling.held
+        return max(1, min(_config.threads() + 1, spare // tile_bytes))
 
     def _value(self, value: int) -> Any:
         constants = self.plan.program.constants
@@ -155,26 +138,15 @@ class _PassRun:
                         SpillFile.create(result.shape, result.dtype, kept.chunks) if d.on_disk else np.empty(result.shape, result.dtype)
                     )
 
-    def _first_sizes(self) -> dict[int, int]:
-        return {**self.pass_.sweep.sizes, **{loop.label: min(loop.tile, loop.size) for loop in self.pass_.loops}}
-
     # -- the walk --
 
-    def _tiles(self) -> Iterator[_Tile]:
-        loops = self.pass_.loops
-        for numbers in itertools.product(*(range(loop.count) for loop in loops)):
-            starts = {loop.label: n * loop.tile for n, loop in zip(numbers, loops, strict=True)}
-            sizes = {loop.label: min(loop.tile, loop.size - starts[loop.label]) for loop in loops}
-            yield _Tile(numbers, starts, {**self.pass_.sweep.sizes, **sizes})
-
-    def _jobs(self) -> Iterator[tuple[_Tile, list[_SharedRead]]]:
+    def _jobs(self) -> Iterator[tuple[Tile, list[_SharedRead]]]:
         previous: dict[int, _SharedRead] = {}
-        for tile in self._tiles():
-            reads = [self._read(n, s, tile, previous) for n, s in enumerate(self.pass_.streams)]
-            yield tile, reads
+        for tile in tiles_of(self.pass_):
+            yield tile, [self._read(n, stream, tile, previous) for n, stream in enumerate(self.pass_.streams)]
 
-    def _read(self, number: int, stream: Stream, tile: _Tile, previous: dict[int, _SharedRead]) -> _SharedRead:
-        start, shape = tile.box(stream.shape, stream.index, self.origins)
+    def _read(self, number: int, stream: Stream, tile: Tile, previous: dict[int, _SharedRead]) -> _SharedRead:
+        start, shape = tile.start(stream.index, self.origins), tile.extent(stream.shape, stream.index)
         last = previous.get(number)
         if last is None or (last.start, last.shape) != (start, shape):
             previous[number] = last = _SharedRead(self.values[stream.version[0]], start, shape)
@@ -182,14 +154,11 @@ class _PassRun:
 
     # -- one tile, in a worker --
 
-    def _task(self, tile: _Tile, reads: list[_SharedRead]) -> tuple[_Tile, list[Any]]:
-        results = self.compiled.call(tile.sizes, self._starts(tile), self.origin_values, [r.get() for r in reads], self.memory)
+    def _task(self, tile: Tile, reads: list[_SharedRead]) -> tuple[Tile, list[Any]]:
+        results = self.compiled.call(tile, self.origin_values, [read.get() for read in reads], self.memory)
         return tile, [self._deliver(r, tile, array) for r, array in zip(self.pass_.results, results, strict=True)]
 
-    def _starts(self, tile: _Tile) -> np.ndarray:
-        return np.array([tile.starts[loop.label] for loop in self.pass_.loops], np.int64)
-
-    def _deliver(self, result: Result, tile: _Tile, array: Any) -> Any:
+    def _deliver(self, result: Result, tile: Tile, array: Any) -> Any:
         """Write what is complete; give back what is partial; drop what an earlier tile has given already."""
         if any(tile.starts[label] for label in result.active):
             return None
@@ -202,8 +171,8 @@ class _PassRun:
             return None
         return partial
 
-    def _write(self, result: Result, tile: _Tile, values: np.ndarray) -> None:
-        start, shape = tile.box(result.shape, result.index, self.origins)
+    def _write(self, result: Result, tile: Tile, values: np.ndarray) -> None:
+        start, shape = tile.start(result.index, self.origins), tile.extent(result.shape, result.index)
         for destination in result.destinations:
             if destination.on_disk:
                 self._writer(destination).write_box(start, values)
@@ -222,17 +191,14 @@ class _PassRun:
         kept = {axis.label for axis in result.index if axis is not None} | result.active
         return math.prod(loop.count for loop in self.pass_.loops if loop.label not in kept)
 
-    def _combine(self, tile: _Tile, partials: list[Any]) -> None:
+    def _combine(self, tile: Tile, partials: list[Any]) -> None:
         for number, (result, partial) in enumerate(zip(self.pass_.results, partials, strict=True)):
             if partial is None or result.combine is None:
                 continue
-            key = number, tile.box(result.shape, result.index, self.origins)[0]
+            key = number, tile.start(result.index, self.origins)
             count, total = self.totals.pop(key, (0, None))
             total = combine.first(result.combine, partial) if count == 0 else combine.merge(result.combine, total, partial)
             if count + 1 == self._contributions(result):
                 self._write(result, tile, combine.finish(result.combine, total, result.dtype))
             else:
                 self.totals[key] = (count + 1, total)
-
-
-__all__ = ["CompiledPass", "Progress", "run"]
