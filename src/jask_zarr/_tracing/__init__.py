@@ -1,0 +1,1 @@
+"""Recorded expressions, the type that JAX sees, and how functions are lifted to it."""

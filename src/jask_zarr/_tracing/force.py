@@ -213,7 +213,7 @@ def _dependents(sources: set[int], without: set[int]) -> list[Value]:
 
     def reads(value: Value) -> bool:
         if value.expr is None:
-            return isinstance(value.leaf, Stored) and id(value.leaf.source) in sources
+            return isinstance(value.leaf, Stored) and id(value.leaf.source.origin) in sources
         return known[id(value.expr)]
 
     found = []

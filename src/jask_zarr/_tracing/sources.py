@@ -20,12 +20,21 @@ _lock = threading.Lock()
 class Source:
     """What a store holds until its next update."""
 
-    __slots__ = ("__weakref__", "array", "is_scratch", "is_stale")
+    __slots__ = ("__weakref__", "_replaced", "array", "is_scratch", "origin")
 
-    def __init__(self, array: Any, *, is_scratch: bool = False) -> None:
+    def __init__(
+        self, array: Any, *, is_scratch: bool = False, origin: "Source | None" = None
+    ) -> None:
         self.array = array
         self.is_scratch = is_scratch
-        self.is_stale = False
+        self.origin: Source = origin or self
+        """The source of the store itself, if this one reads it in another way (as a cast)."""
+        self._replaced = False
+
+    @property
+    def is_stale(self) -> bool:
+        """Does the store hold other values now?"""
+        return self.origin._replaced
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -59,7 +68,7 @@ def source_of(array: Any) -> Source:
 def renewed(source: Source) -> Source:
     """The store of `source` holds new values: the source of those."""
     with _lock:
-        source.is_stale = True
+        source._replaced = True
         fresh = Source(source.array, is_scratch=source.is_scratch)
         _sources[source.array.identity] = fresh
         return fresh
