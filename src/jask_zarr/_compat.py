@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import ad_util, callback, core, dtypes, effects, hijax, source_info_util
+from jax._src import ad_checkpoint, ad_util, callback, core, dtypes, effects, hijax, source_info_util
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 
@@ -80,6 +80,24 @@ effects.control_flow_allowed_effects.add_type(UpdateEffect)
 effects.custom_derivatives_allowed_effects.add_type(UpdateEffect)
 # A callback in a loop body is in order: JAX lowers it so, but does not admit it when it traces.
 effects.control_flow_allowed_effects.add_type(callback.OrderedIOEffect)
+
+
+def _raising_remat(lower: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX forgets to raise the results of a lowered `checkpoint` to their types again."""
+
+    def to_lojax(*hi_args: Any, jaxpr: Any, **params: Any) -> Any:
+        outs = lower(*hi_args, jaxpr=jaxpr, **params)
+        avals = [var.aval for var in jaxpr.outvars]
+        raised = all(core.typematch(core.typeof(x), a) for x, a in zip(outs, avals, strict=False))
+        if raised and len(outs) == len(avals):
+            return outs
+        rest = iter(outs)
+        return [a.raise_val(*(next(rest) for _ in a.lo_ty())) for a in avals]
+
+    return to_lojax
+
+
+ad_checkpoint.remat_p.to_lojax = _raising_remat(ad_checkpoint.remat_p.to_lojax)
 
 
 def tangent_dtype(dtype: Any) -> Any:
