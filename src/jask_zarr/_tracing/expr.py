@@ -262,8 +262,8 @@ def collect(roots: Sequence[Value]) -> Graph:
     )
 
 
-def assemble(graph: Graph) -> tuple[Any, list[bool]]:
-    """One flat jaxpr for a graph, and which leaves it needs."""
+def assemble(graph: Graph) -> tuple[Any, list[Any], list[bool]]:
+    """One flat jaxpr for a graph, its constants (the first inputs), and which leaves it needs."""
     avals = [
         jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type)
         for value in graph.leaves
@@ -274,5 +274,6 @@ def assemble(graph: Graph) -> tuple[Any, list[bool]]:
 
     jaxpr = jax.make_jaxpr(lambda *leaves: graph.evaluate(leaves, call))(*avals)
     jaxpr, consts = _compat.hoist_constants(jaxpr)
-    assert not consts, "functions have no constants of their own"
-    return _compat.dce(jaxpr, [True] * len(graph.roots))
+    jaxpr, used = _compat.dce(jaxpr, [True] * len(graph.roots))
+    consts = [const for const, flag in zip(consts, used, strict=False) if flag]
+    return jaxpr, consts, used[len(used) - len(graph.leaves) :]

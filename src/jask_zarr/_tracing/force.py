@@ -38,6 +38,7 @@ class Program:
     """A graph's jaxpr and its plan."""
 
     graph: Graph
+    consts: tuple[Any, ...]
     used: tuple[bool, ...]
     plan: Any
 
@@ -60,11 +61,12 @@ def program_for(graph: Graph, targets: tuple[Any, ...]) -> Program:
 
 
 def _planned(graph: Graph, targets: tuple[Any, ...], budget: int) -> Program:
-    jaxpr, used = assemble(graph)
+    jaxpr, consts, used = assemble(graph)
     leaves = [value for value, flag in zip(graph.leaves, used, strict=True) if flag]
-    inputs = tuple(_input_spec(value) for value in leaves)
+    fixed = (InputSpec(np.shape(c), np.asarray(c).dtype, None) for c in consts)
+    inputs = (*fixed, *(_input_spec(value) for value in leaves))
     plan = make_plan(jaxpr, inputs, tuple(OutputSpec(chunks) for chunks in targets), budget)
-    return Program(_skeleton(graph), tuple(used), plan)
+    return Program(_skeleton(graph), tuple(consts), tuple(used), plan)
 
 
 def _skeleton(graph: Graph) -> Graph:
@@ -106,7 +108,7 @@ def evaluate(values: Sequence[Value], targets: Sequence[Any], open_writers: Any)
             check(leaf)
         program = program_for(graph, tuple(targets))
         inputs = [_input(v) for v, flag in zip(graph.leaves, program.used, strict=True) if flag]
-        return run(program.plan, inputs, open_writers(program.plan))
+        return run(program.plan, [*program.consts, *inputs], open_writers(program.plan))
 
 
 class _Lease:
@@ -231,20 +233,23 @@ def _dependents(sources: set[int], without: set[int]) -> list[Value]:
     return found
 
 
-def replace(pairs: Sequence[tuple[Source, Value]]) -> list[Source]:
-    """Let stores hold new values; give their new sources.
+def replace(
+    pairs: Sequence[tuple[Source, Value]], kept: Sequence[Value] = (), wanted: Sequence[Value] = ()
+) -> tuple[list[Source], list[np.ndarray]]:
+    """Let stores hold new values; give their new sources, and the `wanted` values in memory.
 
-    All is computed from what the stores hold now, then committed together. Live arrays that
-    were recorded from what the stores hold now are forced in the same passes.
+    All is computed from what the stores hold now, in joint passes, then committed together. The
+    `kept` values are forced in the same passes, and so are live arrays that were recorded from
+    what the stores hold now.
     """
     with lock:
         for source, _ in pairs:
             source.check()
         news = [value for _, value in pairs]
-        kept = _dependents({id(s) for s, _ in pairs}, {id(v) for v in news})
+        dependents = _dependents({id(s) for s, _ in pairs}, {id(v) for v in (*news, *kept)})
         staged: list[Any] = []
         try:
-            _write(pairs, news, kept, staged)
+            results = _write(pairs, wanted, [*(v for v in kept if v.is_pending), *dependents], staged)
             _disk.commit(staged)
         except BaseException:
             for update in staged:
@@ -254,30 +259,26 @@ def replace(pairs: Sequence[tuple[Source, Value]]) -> list[Source]:
         for source, value in zip(fresh, news, strict=True):
             if value.is_pending:
                 value.settle(Stored(source, borrowed=True))
-        return fresh
+        return fresh, results
 
 
 def _write(
-    pairs: Sequence[tuple[Source, Value]],
-    news: Sequence[Value],
-    kept: Sequence[Value],
-    staged: list[Any],
-) -> None:
+    pairs: Sequence[tuple[Source, Value]], wanted: Sequence[Value], kept: Sequence[Value], staged: list[Any]
+) -> list[np.ndarray]:
     staged.extend(_disk.stage(source.array) for source, _ in pairs)
-    targets = [*[tuple(source.array.write_chunks) for source, _ in pairs], *_targets(kept)]
-    writers: list[Any] = []
+    before = len(pairs) + len(wanted)
+    targets = [*(tuple(s.array.write_chunks) for s, _ in pairs), *[None] * len(wanted), *_targets(kept)]
+    writers: list[Any] = [*staged, *[None] * len(wanted)]
 
     def open_writers(plan: Any) -> list[Any]:
-        chosen = zip(kept, targets[len(news) :], plan.output_chunks[len(news) :], strict=True)
-        spilled = [None if t is None else _spill(v, chunks) for v, t, chunks in chosen]
-        writers.extend([*staged, *spilled])
+        chosen = zip(kept, targets[before:], plan.output_chunks[before:], strict=True)
+        writers.extend(None if t is None else _spill(v, chunks) for v, t, chunks in chosen)
         return writers
 
-    results = evaluate([*news, *kept], targets, open_writers)
-    for value, result, writer in zip(
-        kept, results[len(news) :], writers[len(news) :], strict=True
-    ):
+    results = evaluate([*(v for _, v in pairs), *wanted, *kept], targets, open_writers)
+    for value, result, writer in zip(kept, results[before:], writers[before:], strict=True):
         _settle(value, result, writer)
+    return [np.asarray(result) for result in results[len(pairs) : before]]
 
 
 def write(value: Value, array: Any) -> None:

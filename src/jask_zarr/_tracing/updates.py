@@ -26,7 +26,7 @@ def apply(pairs: Sequence[tuple[Value, Value]]) -> list[Value]:
         if len({id(t) for t in targets if t is not None}) < sum(t is not None for t in targets):
             raise ValueError("two updates of one store in one step: combine them into one")
         in_stores = [(t, new) for t, (_, new) in zip(targets, pairs, strict=True) if t is not None]
-        fresh = iter(force.replace(in_stores) if in_stores else ())
+        fresh = iter(force.replace(in_stores)[0] if in_stores else ())
         force.force(new for t, (_, new) in zip(targets, pairs, strict=True) if t is None)
         return [new if t is None else stored(next(fresh)) for t, (_, new) in
                 zip(targets, pairs, strict=True)]
