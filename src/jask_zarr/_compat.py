@@ -22,6 +22,7 @@ __all__ = [
     "HiPrimitive",
     "HiType",
     "ClosedJaxpr",
+    "FillingDtype",
     "Jaxpr",
     "ShapedArray",
     "Tracer",
@@ -30,10 +31,11 @@ __all__ = [
     "as_function",
     "aval_method",
     "aval_property",
-    "called_from",
+    "called_by_operator",
     "canonical_dtype",
     "closed",
     "dce",
+    "dense_maker",
     "hoist_constants",
     "inside",
     "is_evaluating",
@@ -120,10 +122,40 @@ def is_evaluating() -> bool:
     return isinstance(core.trace_ctx.trace, core.EvalTrace)
 
 
-def called_from(name: str) -> bool:
-    """Is the caller's caller a function of JAX of this name?"""
-    code = sys._getframe(2).f_code
-    return code.co_name == name and f"jax{os.sep}_src" in code.co_filename
+def called_by_operator() -> bool:
+    """Is the caller's caller an operator of a JAX array (which would rather have a JAX array)?"""
+    return sys._getframe(2).f_code.co_filename.endswith("array_methods.py")
+
+
+def dense_maker() -> str | None:
+    """The name of the JAX function that reads shape and dtype to make an array like them."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame is None or _JAX not in frame.f_code.co_filename:
+            return None
+        if frame.f_code.co_name in ("full_like", "empty_like"):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return None
+
+
+_JAX = f"jax{os.sep}_src"
+
+
+class FillingDtype(dtypes.ExtendedDType):
+    """A dtype that makes `jax.numpy.zeros_like` and its kin call ``make(shape, value)``."""
+
+    type = dtypes.extended
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    @property
+    def _rules(self) -> Any:
+        return self
+
+    def full(self, shape: Any, value: Any, dtype: Any) -> Any:
+        return self.make(shape, value)
 
 
 def trace_of(tracer: Any) -> Any:

@@ -37,17 +37,23 @@ class DiskArrayType(_compat.HiType):
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> None:
         self.shape = tuple(int(n) for n in shape)
-        self.dtype = np.dtype(dtype)
+        self._dtype = np.dtype(dtype)
         self.weak_type = bool(weak_type)
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements."""
+        maker = _compat.dense_maker()
+        return self._dtype if maker is None else filling_dtype(maker, self)
+
     def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, self.weak_type))
+        return hash((self.shape, self._dtype, self.weak_type))
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, DiskArrayType)
-            and (self.shape, self.dtype, self.weak_type)
-            == (other.shape, other.dtype, other.weak_type)
+            and (self.shape, self._dtype, self.weak_type)
+            == (other.shape, other._dtype, other.weak_type)
         )
 
     def __repr__(self) -> str:
@@ -67,8 +73,8 @@ class DiskArrayType(_compat.HiType):
 
     @property
     def sharding(self) -> None:
-        """JAX reads it; `jax.numpy.zeros_like` just before it makes a dense array."""
-        if _compat.called_from("full_like"):
+        """JAX reads it; `zeros_like` with a dtype reads it before it makes a dense array."""
+        if _compat.dense_maker():
             raise dense_copy(f"an array of type {self}")
 
     def update_weak_type(self, weak_type: bool) -> "DiskArrayType":
@@ -138,6 +144,20 @@ class DiskArrayType(_compat.HiType):
 
 _operations: dict[str, Callable[..., Any]] = {}
 """Operations that JAX asks the type for; filled by the modules above."""
+
+
+def filling_dtype(maker: str, like: Any) -> Any:
+    """The answer to `jax.numpy.zeros_like`, which would make a dense array of that dtype."""
+    if maker != "full_like":
+        raise dense_copy(repr(like))
+    dtype = like._dtype
+
+    def make(new_shape: Any, value: Any) -> DiskArray:
+        if isinstance(value, _compat.Tracer):
+            raise dense_copy(repr(like))
+        return filled(new_shape, value, dtype)
+
+    return _compat.FillingDtype(make)
 
 
 def dense_copy(what: str) -> errors.DenseCopyError:
@@ -236,6 +256,11 @@ class DiskArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of its elements."""
+        maker = _compat.dense_maker()
+        return self._dtype if maker is None else filling_dtype(maker, self)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
         return self._value.dtype
 
     @property
@@ -351,15 +376,22 @@ class DiskArray:
         values = self.to_numpy()
         return values if dtype is None else values.astype(dtype)
 
+    @property
     def __jax_array__(self) -> Any:
+        if _compat.called_by_operator():
+            raise AttributeError("the operator of the DiskArray is used")
+        return self._as_jax_array
+
+    def _as_jax_array(self) -> Any:
+        """What `jax.numpy` gets if it insists on an array of its own."""
         if _dense.depth:
             return _operations["dense"](self)
         raise dense_copy(repr(self))
 
     @property
     def sharding(self) -> Any:
-        """An array on disk is on no device; `jax.numpy.zeros_like` asks before it makes one."""
-        if _compat.called_from("full_like"):
+        """An array on disk is on no device; `zeros_like` asks before it makes a dense array."""
+        if _compat.dense_maker():
             raise dense_copy(repr(self))
         raise AttributeError("a DiskArray has no sharding")
 
