@@ -6,16 +6,27 @@ module and does not know which version runs.
 """
 
 import os
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, ad_util, callback, core, dtypes, effects, hijax, source_info_util
+from jax._src import (
+    ad_checkpoint,
+    ad_util,
+    callback,
+    core,
+    dtypes,
+    effects,
+    hijax,
+    pjit,
+    source_info_util,
+)
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
+from jax._src.lax.control_flow import conditionals, loops
 
 __all__ = [
     "GradAccum",
@@ -43,6 +54,7 @@ __all__ = [
     "is_zero",
     "jax_runtime_error",
     "register_hitype",
+    "reraise_failures",
     "scalar_aval",
     "source_line",
     "tangent_dtype",
@@ -100,6 +112,39 @@ def _raising_remat(lower: Callable[..., Any]) -> Callable[..., Any]:
 
 
 ad_checkpoint.remat_p.to_lojax = _raising_remat(ad_checkpoint.remat_p.to_lojax)
+_calls = (pjit.jit_p, loops.scan_p, loops.while_p, conditionals.cond_p, ad_checkpoint.remat_p)
+
+
+def reraise_failures(is_ours: Callable[[Any], bool], original: Callable[..., Any]) -> None:
+    """Let compiled functions raise what their callbacks raised, not JAX's text of it.
+
+    JAX reports the failure of a callback when the function is called or, later, when a result is
+    looked at. Functions with an argument or constant that `is_ours` wait for their results, so
+    that the failure is theirs; ``original(error)`` is the exception to raise in its place.
+    """
+    for primitive in _calls:
+        primitive.to_lojax = _reraising(primitive.to_lojax, is_ours, original)
+
+
+def _reraising(
+    lower: Callable[..., Any], is_ours: Callable[[Any], bool], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    @wraps(lower)
+    def to_lojax(*args: Any, **params: Any) -> Any:
+        if not is_evaluating() or not any(map(is_ours, [*args, *_constants(params)])):
+            return lower(*args, **params)
+        try:
+            outs = lower(*args, **params)
+            jax.block_until_ready([x for x in outs if isinstance(x, jax.Array)])
+        except jax_runtime_error as error:
+            raise original(error) from None
+        return outs
+
+    return to_lojax
+
+
+def _constants(params: dict[str, Any]) -> Sequence[Any]:
+    return getattr(params.get("jaxpr"), "consts", ())
 
 
 def tangent_dtype(dtype: Any) -> Any:

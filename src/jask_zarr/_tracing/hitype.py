@@ -572,3 +572,4 @@ def _leaf_tracer(value: Value) -> Any:
 
 
 _compat.register_hitype(DiskArray, lambda array: array.aval)
+_compat.reraise_failures(lambda x: isinstance(x, DiskArray), sinks.original_failure)
