@@ -29,11 +29,11 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import conditionals, loops
 
 __all__ = [
+    "ClosedJaxpr",
+    "FillingDtype",
     "GradAccum",
     "HiPrimitive",
     "HiType",
-    "ClosedJaxpr",
-    "FillingDtype",
     "Jaxpr",
     "ShapedArray",
     "Tracer",

@@ -39,9 +39,7 @@ class CastArray:
             "update that."
         )
 
-    def read_box(
-        self, start: Sequence[int], stop: Sequence[int], out: np.ndarray | None = None
-    ) -> np.ndarray:
+    def read_box(self, start: Sequence[int], stop: Sequence[int], out: np.ndarray | None = None) -> np.ndarray:
         values = self.array.read_box(start, stop)
         self._check(values, start, stop)
         cast = values.astype(self.dtype)

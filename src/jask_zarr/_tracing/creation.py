@@ -19,9 +19,7 @@ from jask_zarr._tracing.sources import Source, source_of
 Shape = int | Sequence[int]
 
 
-def open_array(
-    source: Any, path: str | None = None, mode: str = "r+", dtype: Any = None
-) -> DiskArray:
+def open_array(source: Any, path: str | None = None, mode: str = "r+", dtype: Any = None) -> DiskArray:
     """Open a zarr array, of format 2 or 3, as a value for JAX; nothing is loaded.
 
     Parameters
@@ -108,9 +106,7 @@ def from_numpy(
     return _wrapped(array, path)
 
 
-def _new(
-    shape: tuple[int, ...], dtype: Any, chunks: Any, path: Any, keywords: dict[str, Any]
-) -> Any:
+def _new(shape: tuple[int, ...], dtype: Any, chunks: Any, path: Any, keywords: dict[str, Any]) -> Any:
     if path is None:
         return _disk.SpillFile.create(shape, dtype, chunks, **keywords)
     return _disk.BlockedArray.create(path, shape, dtype, chunks=chunks, **keywords)
@@ -209,9 +205,7 @@ def _float_if_none(dtype: Any) -> Any:
     return jnp.zeros(0).dtype if dtype is None else dtype
 
 
-def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, shape: Shape | None = None, **keywords: Any
-) -> Any:
+def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Shape | None = None, **keywords: Any) -> Any:
     """An array with one value everywhere, of the shape, dtype and chunks of another.
 
     Given an ordinary array it is `jax.numpy.full_like`.
@@ -264,9 +258,7 @@ def empty_like(a: Any, dtype: Any = None, shape: Shape | None = None, **keywords
     return full_like(a, 0, dtype, shape, **keywords)
 
 
-def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: Any = None, **keywords: Any
-) -> DiskArray:
+def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, **keywords: Any) -> DiskArray:
     """Evenly spaced values, as `jax.numpy.arange`; takes no space.
 
     Parameters
@@ -288,9 +280,7 @@ def arange(
     return _stored_if(_made(lambda: jnp.arange(start, stop, step, dtype)), keywords)
 
 
-def eye(
-    n: int, m: int | None = None, k: int = 0, dtype: Any = None, **keywords: Any
-) -> DiskArray:
+def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = None, **keywords: Any) -> DiskArray:
     """Ones on a diagonal, as `jax.numpy.eye`; takes no space.
 
     Examples

@@ -36,9 +36,7 @@ class _Lowering:
             return self.atoms.get(atom, atom) if isinstance(atom, _compat.Var) else atom
         if atom not in self.atoms:
             aval = atom.aval
-            self.atoms[atom] = _compat.Var(
-                _compat.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            )
+            self.atoms[atom] = _compat.Var(_compat.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type))
         return self.atoms[atom]
 
     def equation(self, eqn: Any) -> list[Any]:
@@ -76,6 +74,4 @@ def reordered(closed_jaxpr: Any, first: Sequence[int]) -> Any:
         return closed_jaxpr
     chosen = set(first)
     rest = [var for k, var in enumerate(invars) if k not in chosen]
-    return _compat.closed(
-        closed_jaxpr.jaxpr.replace(invars=[*[invars[k] for k in first], *rest])
-    )
+    return _compat.closed(closed_jaxpr.jaxpr.replace(invars=[*[invars[k] for k in first], *rest]))

@@ -139,9 +139,7 @@ class Expr:
 
     def results(self) -> list[Value]:
         avals = self.function.out_avals
-        return [
-            Value(a.shape, a.dtype, a.weak_type, expr=self, index=k) for k, a in enumerate(avals)
-        ]
+        return [Value(a.shape, a.dtype, a.weak_type, expr=self, index=k) for k, a in enumerate(avals)]
 
 
 def stored(source: Source) -> Value:
@@ -257,17 +255,12 @@ def collect(roots: Sequence[Value]) -> Graph:
     for root in roots:
         collector.visit(root)
     refs = tuple(collector.ref(root) for root in roots)
-    return Graph(
-        tuple(collector.leaves), tuple(collector.steps), tuple(collector.exprs), refs
-    )
+    return Graph(tuple(collector.leaves), tuple(collector.steps), tuple(collector.exprs), refs)
 
 
 def assemble(graph: Graph) -> tuple[Any, list[Any], list[bool]]:
     """One flat jaxpr for a graph, its constants (the first inputs), and which leaves it needs."""
-    avals = [
-        jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type)
-        for value in graph.leaves
-    ]
+    avals = [jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type) for value in graph.leaves]
 
     def call(function: Function, operands: Sequence[Any]) -> list[Any]:
         return _compat.as_function(function.jaxpr)(*operands)

@@ -168,9 +168,7 @@ def to_memory(values: Sequence[Value], kept: Sequence[Value] = ()) -> list[np.nd
             return writers
 
         results = evaluate([*values, *kept], targets, open_writers)
-        for value, result, writer in zip(
-            kept, results[len(values) :], writers[len(values) :], strict=True
-        ):
+        for value, result, writer in zip(kept, results[len(values) :], writers[len(values) :], strict=True):
             _settle(value, result, writer)
         return [np.asarray(result) for result in results[: len(values)]]
 

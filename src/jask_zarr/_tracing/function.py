@@ -5,9 +5,7 @@ derivatives is traced once and kept: the second step of a loop meets the same ob
 traces nothing. There is no rule for any single operation here, or anywhere in this layer.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, wraps
 from typing import Any
 
@@ -118,9 +116,7 @@ class Function:
             axis_size=size,
             axis_name=axis_name if isinstance(axis_name, str) else None,
         )
-        return trace(
-            mapped, [_batched(a, size, d) for a, d in zip(self.in_avals, dims, strict=True)]
-        )
+        return trace(mapped, [_batched(a, size, d) for a, d in zip(self.in_avals, dims, strict=True)])
 
     @cached_property
     def inexact(self) -> Mask:
@@ -177,10 +173,7 @@ def _tangents(avals: Sequence[Any]) -> list[Any]:
 
 
 def _structs(avals: Sequence[Any]) -> list[Any]:
-    return [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False)))
-        for a in avals
-    ]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False))) for a in avals]
 
 
 def _batched(aval: Any, size: int, dim: int | None) -> Any:

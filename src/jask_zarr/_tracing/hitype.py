@@ -50,10 +50,10 @@ class DiskArrayType(_compat.HiType):
         return hash((self.shape, self._dtype, self.weak_type))
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, DiskArrayType)
-            and (self.shape, self._dtype, self.weak_type)
-            == (other.shape, other._dtype, other.weak_type)
+        return isinstance(other, DiskArrayType) and (self.shape, self._dtype, self.weak_type) == (
+            other.shape,
+            other._dtype,
+            other.weak_type,
         )
 
     def __repr__(self) -> str:
@@ -401,9 +401,7 @@ class DiskArray:
 
     def _one(self, what: str) -> np.ndarray:
         if self.size != 1:
-            raise TypeError(
-                f"{what}() needs an array with one element, not one of shape {self.shape}"
-            )
+            raise TypeError(f"{what}() needs an array with one element, not one of shape {self.shape}")
         return self.to_numpy().reshape(())
 
     def __bool__(self) -> bool:
@@ -566,9 +564,7 @@ def _storage(array: Any) -> str:
 
 
 def _leaf_tracer(value: Value) -> Any:
-    return next(
-        leaf.leaf.tracer for leaf in collect([value]).leaves if isinstance(leaf.leaf, Traced)
-    )
+    return next(leaf.leaf.tracer for leaf in collect([value]).leaves if isinstance(leaf.leaf, Traced))
 
 
 _compat.register_hitype(DiskArray, lambda array: array.aval)

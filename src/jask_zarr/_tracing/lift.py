@@ -24,9 +24,7 @@ from jask_zarr._tracing.hitype import MAX_DEPTH, DiskArray, DiskArrayType
 
 def is_disk(x: Any) -> bool:
     """Is it a `DiskArray`, or a tracer of one?"""
-    return isinstance(x, DiskArray) or (
-        isinstance(x, _compat.Tracer) and isinstance(_compat.typeof(x), DiskArrayType)
-    )
+    return isinstance(x, DiskArray) or (isinstance(x, _compat.Tracer) and isinstance(_compat.typeof(x), DiskArrayType))
 
 
 class Lifted(_compat.HiPrimitive):
@@ -54,8 +52,7 @@ class Lifted(_compat.HiPrimitive):
         values = record(self.function, [operand(arg) for arg in args])
         in_memory = iter(_computed(_chosen(values, [not flag for flag in self.to_disk])))
         return tuple(
-            DiskArray(value) if flag else next(in_memory)
-            for value, flag in zip(values, self.to_disk, strict=True)
+            DiskArray(value) if flag else next(in_memory) for value, flag in zip(values, self.to_disk, strict=True)
         )
 
     def vjp_fwd(self, moving: Sequence[bool], *args: Any) -> tuple[Any, Any]:
@@ -66,10 +63,7 @@ class Lifted(_compat.HiPrimitive):
 
     def vjp_bwd(self, residuals: Any, cts: Sequence[Any], *accums: Any) -> None:
         args, moving = residuals[0], residuals[1].value
-        given = tuple(
-            not _compat.is_zero(ct) and flag
-            for ct, flag in zip(cts, self.function.inexact, strict=True)
-        )
+        given = tuple(not _compat.is_zero(ct) and flag for ct, flag in zip(cts, self.function.inexact, strict=True))
         if not any(given) or not any(moving):
             return
         function = self.function.vjp(moving, given)
@@ -144,8 +138,7 @@ class _Static:
 
 def _types(avals: Sequence[Any], on_disk: Sequence[bool]) -> tuple[Any, ...]:
     return tuple(
-        DiskArrayType(a.shape, a.dtype, a.weak_type) if flag else a
-        for a, flag in zip(avals, on_disk, strict=True)
+        DiskArrayType(a.shape, a.dtype, a.weak_type) if flag else a for a, flag in zip(avals, on_disk, strict=True)
     )
 
 
@@ -153,9 +146,7 @@ def _chosen(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
     return [value for value, flag in zip(values, mask, strict=True) if flag]
 
 
-def _call(
-    function: Function, args: Sequence[Any], on_disk: Sequence[bool], to_disk: Sequence[bool]
-) -> Sequence[Any]:
+def _call(function: Function, args: Sequence[Any], on_disk: Sequence[bool], to_disk: Sequence[bool]) -> Sequence[Any]:
     if not any(on_disk) and not any(to_disk):
         return function(*args)
     return Lifted(function, tuple(on_disk), tuple(to_disk)).run(*args)
@@ -221,10 +212,7 @@ def trace_call(fn: Callable[..., Any], avals: Sequence[Any]) -> Call:
         trees.append(tree)
         return [_plain(leaf) for leaf in leaves]
 
-    structs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False)))
-        for a in avals
-    ]
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False))) for a in avals]
     with hitype.dense_tracing():
         jaxpr = jax.make_jaxpr(flat)(*structs)
     jaxpr, consts = _compat.hoist_constants(jaxpr)

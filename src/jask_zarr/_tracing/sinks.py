@@ -254,8 +254,6 @@ def rows(value: Value) -> list[Value]:
     if key not in _row_of:
         struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
         index = jax.ShapeDtypeStruct((), np.int32)
-        _row_of[key] = trace(
-            lambda x, k: [jax.lax.dynamic_index_in_dim(x, k, 0, keepdims=False)], [struct, index]
-        )
+        _row_of[key] = trace(lambda x, k: [jax.lax.dynamic_index_in_dim(x, k, 0, keepdims=False)], [struct, index])
     numbers = [np.int32(k) for k in range(value.shape[0])]
     return [record(_row_of[key], [value, _in_memory(k, False)])[0] for k in numbers]

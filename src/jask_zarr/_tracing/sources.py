@@ -22,9 +22,7 @@ class Source:
 
     __slots__ = ("__weakref__", "_replaced", "array", "is_scratch", "origin")
 
-    def __init__(
-        self, array: Any, *, is_scratch: bool = False, origin: "Source | None" = None
-    ) -> None:
+    def __init__(self, array: Any, *, is_scratch: bool = False, origin: "Source | None" = None) -> None:
         self.array = array
         self.is_scratch = is_scratch
         self.origin: Source = origin or self

@@ -150,4 +150,3 @@ class Updated(_compat.HiPrimitive):
 
 
 hitype.attach("update_", update_)
-

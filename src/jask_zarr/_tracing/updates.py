@@ -28,8 +28,7 @@ def apply(pairs: Sequence[tuple[Value, Value]]) -> list[Value]:
         in_stores = [(t, new) for t, (_, new) in zip(targets, pairs, strict=True) if t is not None]
         fresh = iter(force.replace(in_stores)[0] if in_stores else ())
         force.force(new for t, (_, new) in zip(targets, pairs, strict=True) if t is None)
-        return [new if t is None else stored(next(fresh)) for t, (_, new) in
-                zip(targets, pairs, strict=True)]
+        return [new if t is None else stored(next(fresh)) for t, (_, new) in zip(targets, pairs, strict=True)]
 
 
 def _store(value: Value) -> Any:
