@@ -28,6 +28,7 @@ GRIDS: dict[str, Callable[[int, int], int]] = {
     "mixed": lambda length, operand: max(1, length // 2 + (1, 0, -1)[operand % 3]),
 }
 FLOATS = ("float32", "float64", "bfloat16")
+SMALLEST_BUDGET = 400
 # Each value passes through at most a few hundred roundings of its own dtype.
 ROUNDINGS = {"forward": 1, "grad": 4, "jvp": 4, "second_order": 20}
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 4e-2, "float16": 4e-3}
@@ -174,6 +175,18 @@ def check(op: Op, transformation: str, dtype: str = "float32", grid: str = "unev
     actual = TRANSFORMATIONS[transformation](op, jz)(*op.on_disk(dtype, grid))
     values = SAME_VALUES.get(transformation, transformation)
     assert_same(actual, reference(op, values, dtype, grid == "even"), ROUNDINGS[values])
+
+
+def check_in_tiles(op: Op, transformation: str, grid: str, dtype: str = "float32") -> None:
+    """The same with the smallest memory budget that the planner accepts (within a factor of two),
+    so that arrays of a hundred bytes are cut into as many tiles as their chunks allow."""
+    for budget in (SMALLEST_BUDGET << doubling for doubling in range(8)):
+        jz.set_memory_budget(budget)
+        try:
+            return check(op, transformation, dtype, grid)
+        except jz.errors.MemoryBudgetError:
+            continue
+    raise AssertionError(f"{op} does not fit {budget} bytes")
 
 
 # ---------------------------------------------------------------------------------- values

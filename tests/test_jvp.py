@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Op, assert_close, check, disk
+from helpers import Op, assert_close, check, check_in_tiles, disk
 from table import CORE, DIFFERENTIABLE
 
 import jask_zarr as jz
@@ -15,10 +15,9 @@ def test_jvp(op: Op) -> None:
     check(op, "jvp")
 
 
-@pytest.mark.usefixtures("tiny_budget")
 @pytest.mark.parametrize("op", [op for op in CORE if op.grad], ids=str)
 def test_jvp_cut_into_tiles(op: Op) -> None:
-    check(op, "jvp", grid="mixed")
+    check_in_tiles(op, "jvp", "mixed")
 
 
 VALUES = np.random.default_rng(1).normal(size=(7, 5)).astype(np.float32)

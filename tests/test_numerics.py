@@ -13,7 +13,11 @@ from helpers import GRIDS, assert_close, assert_same, disk, in_memory
 import jask_zarr as jz
 
 NAN, INF = np.nan, np.inf
-pytestmark = pytest.mark.usefixtures("tiny_budget")
+
+
+@pytest.fixture(autouse=True)
+def _many_tiles() -> None:
+    jz.set_memory_budget(2000)
 
 
 def chunked(values: np.ndarray, chunks: tuple[int, ...]):
@@ -29,7 +33,7 @@ def _special() -> dict[str, np.ndarray]:
         "two_nans_in_chunk_order": at([4, 5], NAN),
         "all_nan_chunk": at([0, 1, 5, 6, 10, 11], NAN),
         "all_nan": np.full((7, 5), NAN),
-        "inf_minus_inf": at([3], INF) + at([20], -INF) * 0 + at([20], -INF),
+        "inf_minus_inf": np.where(base == 11, -INF, at([3], INF)),
         "infinities": at([2, 30], INF),
         "minus_infinities": np.full((7, 5), -INF),
         "ties_in_chunk_order": (np.isin(np.arange(35).reshape(7, 5), [4, 5, 20])) * 1.0,
@@ -40,15 +44,24 @@ def _special() -> dict[str, np.ndarray]:
 
 
 SPECIAL = {name: values.astype(np.float32) for name, values in _special().items()}
-PICKS = ("max", "min", "argmax", "argmin", "sum", "mean", "any", "all", "nanmax", "nansum",
-         "logsumexp", "var")  # fmt: skip
 
 
-@pytest.mark.parametrize("axis", [None, 0, 1])
-@pytest.mark.parametrize("pick", PICKS)
+@pytest.mark.parametrize("axis", [None, 1])
+@pytest.mark.parametrize("pick", ["max", "min", "argmax", "argmin", "sum"])
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_values(name: str, pick: str, axis: int | None) -> None:
-    values = SPECIAL[name]
+    _check_reduction(pick, SPECIAL[name], axis)
+
+
+@pytest.mark.parametrize("pick", ["mean", "any", "all", "nanmax", "nansum", "logsumexp", "var"])
+@pytest.mark.parametrize(
+    "name", ["nan_in_the_edge_chunk", "all_nan", "all_nan_chunk", "infinities", "minus_infinities"]
+)
+def test_special_values_in_other_reductions(name: str, pick: str) -> None:
+    _check_reduction(pick, SPECIAL[name], None)
+
+
+def _check_reduction(pick: str, values: np.ndarray, axis: int | None) -> None:
     want = getattr(helpers.REFERENCE, pick)(jnp.asarray(values), axis=axis)
     assert_same(getattr(jz, pick)(disk(values), axis=axis), want)
 
@@ -110,14 +123,14 @@ def test_gradient_of_norm_and_sqrt_at_zero() -> None:
 @pytest.mark.parametrize("dtype", ["int32", "uint32"])
 def test_integer_sum_that_does_not_fit_raises(dtype: str) -> None:
     values = np.full((6, 2), np.iinfo(dtype).max, dtype)
-    with pytest.raises(jz.IntegerOverflowError, match=dtype):
+    with pytest.raises(jz.errors.IntegerOverflowError, match=dtype):
         jz.sum(chunked(values, (1, 2)))
 
 
 def test_integer_sum_overflow_in_an_array_of_sums() -> None:
     values = np.full((6, 2), np.iinfo(np.int32).max, np.int32)
     values[:, 1] = 1
-    with pytest.raises(jz.IntegerOverflowError):
+    with pytest.raises(jz.errors.IntegerOverflowError):
         in_memory(jz.sum(chunked(values, (1, 2)), axis=0))
 
 
@@ -151,6 +164,7 @@ ACCURACY = {
 @pytest.mark.parametrize("chunk", [1, 16, 4096])
 @pytest.mark.parametrize("name", ACCURACY)
 def test_float_sums_are_at_least_as_close_as_those_of_jax(name: str, chunk: int) -> None:
+    jz.set_memory_budget("200kB")
     values = ACCURACY[name].astype(np.float32)
     if chunk == 1:
         values = values[:128]
@@ -210,6 +224,7 @@ _AXES = [None, (), 0, -1, 2, (0, 2), (-1, 1), (3, 0, 1), (0, 1, 2, 3), (1,), (-2
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("axis", _AXES, ids=str)
 def test_axes_of_a_4d_array(axis: object, keepdims: bool) -> None:
+    jz.set_memory_budget(6000)
     a = _cube()
     for name in ("sum", "max", "mean"):
         want = getattr(jnp, name)(_CUBE, axis=axis, keepdims=keepdims)
