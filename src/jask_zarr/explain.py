@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 
-from jask_zarr import _config
 from jask_zarr._plan import Plan
 from jask_zarr._plan.labels import Index
 from jask_zarr._plan.passes import Destination, Pass, Result
@@ -65,12 +64,11 @@ def _describe(plan: Plan) -> Iterator[str]:
     peak = max((p.tiling.resident for p in plan.passes), default=0)
     plural = "pass" if count == 1 else "passes"
     yield (
-        f"{count} {plural}, reads {size(reads)}, projected peak {size(peak)} of a budget of {size(plan.budget)} "
-        f"(with {_config.threads() + 1} tiles under way)"
+        f"{count} {plural}, reads {size(reads)}, projected peak {size(peak)} of a budget of {size(plan.budget)}"
     )
     for number, p in enumerate(plan.passes, 1):
         yield ""
-        yield f"pass {number} of {count}: {p.tiles} {'tile' if p.tiles == 1 else 'tiles'}"
+        yield f"pass {number} of {count}: {p.tiles} {'tile' if p.tiles == 1 else 'tiles'}, {p.tiling.workers} at a time"
         yield from (f"  {line}" for line in _describe_pass(plan, p))
 
 

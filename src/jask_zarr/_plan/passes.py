@@ -275,7 +275,7 @@ class _Planner:
         cuts = {*self.program.inputs, *self.program.constants, *self.kept} - (set(targets) - set(self.program.inputs))
         swept = sweep(self.program, targets, cuts)
         model = self._model(swept, targets)
-        return _Group(targets, swept, model, choose_tiles(model, self.budget * 4 // 5, self.tile_bytes))
+        return _Group(targets, swept, model, choose_tiles(model, self.budget, self.tile_bytes))
 
     def _checked(self, group: _Group) -> _Group:
         if not group.tiling.fits:
@@ -309,7 +309,7 @@ class _Planner:
         fixed = sum(self.program.nbytes(v) for v, k in self.kept.items() if not k.on_disk)
         fixed += sum(self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept)
         return Model(
-            swept.sizes, swept.multiples, reads, writes, partials, _moments(swept), results, _costly(swept), fixed, self.workers
+            swept.sizes, swept.multiples, reads, writes, partials, _moments(swept), results, _penalties(swept, reads), fixed, self.workers
         )
 
     def _in_memory(self, target: int) -> bool:
@@ -409,11 +409,16 @@ def _reduces(step: Step) -> bool:
     return step.rule.combine is not None and bool(step.access.reduced)
 
 
-def _costly(swept: Sweep) -> frozenset[int]:
+def _penalties(swept: Sweep, reads: Sequence[Stream]) -> dict[int, int]:
+    """Labels that a value in the middle reduces: to cut one costs to keep that value and to walk the data again."""
     used = {v for step in swept.steps for v in step.operands}
-    return frozenset(
-        label for step in swept.steps if _reduces(step) and step.result in used for label in step.access.reduced
-    )
+    walk = sum(stream.nbytes for stream in reads)
+    penalties: dict[int, int] = {}
+    for step in swept.steps:
+        if _reduces(step) and step.result in used:
+            for label in step.access.reduced:
+                penalties[label] = penalties.get(label, walk) + 2 * swept.program.nbytes(step.result[0])
+    return penalties
 
 
 def _work(step: Step) -> float:
@@ -515,8 +520,8 @@ def _does_not_fit(group: _Group, program: Program, budget: int) -> str:
     whole = f", whole along dim {', '.join(map(str, dims))}" if dims else ""
     return (
         f"the smallest tile of {program.avals[value].str_short()}{where} takes {nbytes:,} bytes{whole}; with all that is in "
-        f"memory beside it, {group.model.resident(sizes, workers=1):,} bytes are needed, but the memory budget is "
-        f"{budget:,} bytes. Raise it with set_memory_budget, or rechunk the array into smaller chunks."
+        f"memory beside it, {group.tiling.resident:,} bytes are needed, but {budget:,} bytes of the memory budget are left "
+        f"for it. Raise the budget with set_memory_budget, or store the array in smaller chunks."
     )
 
 

@@ -102,7 +102,15 @@ WHOLE = Rule(access_whole, evaluate_source, fuses=False)
 
 
 def access_elementwise(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
-    return Access(tuple(index if s else () for s in shapes(equation)), index)
+    result = out_shape(equation, slot)
+    return Access(tuple(_stretched(s, result, index) for s in shapes(equation)), index)
+
+
+def _stretched(shape: Sequence[int], result: Sequence[int], index: Index) -> Index:
+    """An operand's index: dims of size 1 are stretched over the result's, scalars have none."""
+    if not shape:
+        return ()
+    return tuple(axis if n == m else None for n, m, axis in zip(shape, result, index, strict=True))
 
 
 def evaluate_bind(equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]) -> jax.Array:

@@ -1,8 +1,8 @@
 """How large a tile is, and in which order tiles are visited.
 
-Every label starts whole. Labels are then halved, a granule at a time, until what is resident fits the budget and a tile
-is small enough to keep all workers busy. A label that can be cut for free (its reductions end the pass) is cut before
-one that costs another pass, and one that causes no re-reading before one that does.
+Every label starts whole. Labels are then halved, in whole granules, until what is resident fits the budget and a tile is
+small enough to keep all workers busy. What a choice costs is counted in bytes moved: read again for another tile, decoded
+again because tiles are smaller than chunks, or moved by the passes that become necessary.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Model:
     temporaries: tuple[tuple[Footprint, ...], ...]
     """What is live beside reads and results, at each moment of computing a tile."""
     results: tuple[Footprint, ...]
-    costly: frozenset[int]
-    """Labels that another pass must follow if they are cut."""
+    penalties: dict[int, int]
+    """Labels that other passes must follow if they are cut, and the bytes that those move."""
     fixed: int
     """Bytes held throughout, whatever the tiles."""
     workers: int
@@ -153,14 +153,20 @@ class Model:
         return result
 
     def traffic(self, sizes: Sizes, order: Sequence[int]) -> int:
-        """Bytes read; a tile that the next one needs again is kept."""
+        """Bytes decoded; a tile that the next one needs again is kept, a chunk that two tiles need is decoded twice."""
         result = 0
         for stream in self.reads:
             own = {axis.label for axis in axes(stream.index)}
             last = max((n for n, label in enumerate(order) if label in own), default=-1)
             again = [label for label in order[: last + 1] if label not in own]
-            result += stream.nbytes * math.prod(self.count(label, sizes) for label in again)
+            times = math.prod(self.count(label, sizes) for label in again)
+            result += stream.nbytes * times * redecoded(stream, sizes, order) // 16
         return result
+
+    def cost(self, sizes: Sizes) -> int:
+        """Bytes that a choice of tiles moves, in this pass and in those that it makes necessary."""
+        cut = self.cut(sizes)
+        return self.traffic(sizes, self.order(sizes)) + sum(self.penalties.get(label, 0) for label in cut)
 
     def order(self, sizes: Sizes) -> tuple[int, ...]:
         """Loops from the outermost to the innermost: few partial results alive, few bytes read again."""
@@ -180,6 +186,18 @@ def chunk_units(stream: Stream, label: int) -> list[int]:
     return units
 
 
+def redecoded(stream: Stream, sizes: Sizes, cut: Sequence[int]) -> int:
+    """How often a chunk is decoded, in sixteenths: once if tiles are whole chunks."""
+    times = 16
+    for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
+        if axis is not None and axis.label in cut:
+            length = axis.length(sizes[axis.label])
+            chunk = min(chunk, n)
+            if length % chunk:
+                times = times * (max(length, chunk) + (length if chunk % length else 0)) // length
+    return times
+
+
 def _steps(axis: Axis, chunk: int) -> int:
     return max(1, chunk * axis.divisor // math.gcd(chunk * axis.divisor, axis.scale))
 
@@ -190,6 +208,8 @@ class Tiling:
 
     sizes: dict[int, int]
     order: tuple[int, ...]
+    workers: int
+    """Tiles under way at a time."""
     resident: int
     """Projected peak, in bytes."""
     held: int
@@ -200,25 +220,37 @@ class Tiling:
 
 
 def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Tiling:
-    """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free."""
-    sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes)
-    if model.resident(sizes, workers=1) > budget:
-        sizes = _shrink(model, sizes, model.least_granules, budget, tile_bytes)
+    """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free.
+
+    1. Cut what can be cut for free.
+    2. If all workers at once do not fit, let fewer work at a time.
+    3. If one does not fit, cut what costs least.
+    """
+    sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes, model.workers, free=True)
+    if model.resident(sizes, 1) > budget:
+        for workers, granules in ((2, model.granules), (1, model.granules), (1, model.least_granules)):
+            sizes = _shrink(model, sizes, granules, budget, tile_bytes, workers, free=False)
+            if model.resident(sizes, workers) <= budget:
+                break
     order = model.order(sizes)
-    fits = model.resident(sizes, workers=1) <= budget
+    at_most = min(model.workers, math.prod(model.count(label, sizes) for label in order))
+    workers = max((n for n in range(1, at_most + 1) if model.resident(sizes, n) <= budget), default=1)
+    resident = model.resident(sizes, workers)
     held = model.fixed + model.accumulators(sizes, order)
-    return Tiling(sizes, order, model.resident(sizes), held, model.traffic(sizes, order), fits)
+    return Tiling(sizes, order, workers, resident, held, model.traffic(sizes, order), resident <= budget)
 
 
-def _shrink(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:
+def _shrink(
+    model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int, workers: int, free: bool
+) -> dict[int, int]:
     while True:
-        fits = model.resident(sizes) <= budget
-        if fits and model.tile_bytes(sizes) <= tile_bytes:
+        fits = model.resident(sizes, workers) <= budget
+        if fits and (not free or model.tile_bytes(sizes) <= tile_bytes):
             return sizes
-        smaller = [s for s in _smaller(granules, sizes) if not fits or _free(model, sizes, s)]
+        smaller = [s for s in _smaller(granules, sizes) if not free or _free(model, sizes, s)]
         if not smaller:
             return sizes
-        sizes = min(smaller, key=lambda s: _badness(model, s))
+        sizes = min(smaller, key=lambda s: (model.cost(s), model.resident(s, workers)))
 
 
 def _smaller(granules: Sizes, sizes: dict[int, int]) -> list[dict[int, int]]:
@@ -233,15 +265,4 @@ def _smaller(granules: Sizes, sizes: dict[int, int]) -> list[dict[int, int]]:
 
 
 def _free(model: Model, sizes: Sizes, smaller: Sizes) -> bool:
-    before, after = model.cut(sizes), model.cut(smaller)
-    new = set(after) - set(before)
-    return (
-        not new & model.costly
-        and model.traffic(smaller, model.order(smaller)) <= model.traffic(sizes, model.order(sizes))
-        and model.tile_bytes(smaller) < model.tile_bytes(sizes)
-    )
-
-
-def _badness(model: Model, sizes: Sizes) -> tuple[bool, int, int]:
-    cut = set(model.cut(sizes))
-    return (bool(cut & model.costly), model.traffic(sizes, model.order(sizes)), model.resident(sizes))
+    return model.cost(smaller) <= model.cost(sizes) and model.tile_bytes(smaller) < model.tile_bytes(sizes)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jask_zarr import _config
 from jask_zarr._disk import SpillFile
 from jask_zarr._plan.passes import Destination, Pass, Plan, Result
 from jask_zarr._plan.tiles import Stream
@@ -122,7 +121,7 @@ class _PassRun:
             return 1
         tile_bytes = max(1, self.compiled.tile_bytes(next(tiles_of(self.pass_))))
         spare = self.plan.budget - self.pass_.tiling.held
-        return max(1, min(_config.threads() + 1, spare // tile_bytes))
+        return max(1, min(self.pass_.tiling.workers, spare // tile_bytes))
 
     def _value(self, value: int) -> Any:
         constants = self.plan.program.constants
