@@ -20,10 +20,11 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from ..errors import StoreBusyError
+from ..errors import ReadOnlyStoreError, StoreBusyError
 from . import owners
 
 STAGING = ".jask_zarr"
@@ -62,11 +63,12 @@ class Staging:
             If the same directory is being replaced already, by this process or another one.
         """
         target = os.path.realpath(target)
+        recover(target)
         directory = os.path.join(target, STAGING, f"{owners.own_tag()}-{next(_numbers)}")
         with _lock:
             _mine.add(directory)
         try:
-            os.makedirs(os.path.join(directory, _FILES))
+            _make_directory(os.path.join(directory, _FILES))
             _refuse_others(target, directory)
         except BaseException:
             _discard(directory, os.getpid())
@@ -89,7 +91,7 @@ def commit(stagings: Sequence[Staging]) -> None:
         for staging in stagings:
             _make_folders(staging)
         _link_members(stagings)
-        _write_json(stagings[0].directory, _RECORD, _ways(stagings))
+        _write_json(stagings[0].directory, _RECORD, _ways(stagings))  # now all is new
     except BaseException:
         for staging in stagings:
             staging.discard()
@@ -103,10 +105,13 @@ def commit(stagings: Sequence[Staging]) -> None:
 
 def _finish(stagings: Sequence[Staging]) -> None:
     try:
+        for staging in stagings[1:]:
+            if os.path.isdir(staging.directory):
+                _write_json(staging.directory, _RECORD, [])
         for staging in reversed(stagings):
             _roll_forward(staging.target, staging.directory)
     finally:
-        # What could not be renamed is left for `recover`, which skips what has a live owner.
+        # What could not be renamed is left for `recover`, which skips what is still in use.
         with _lock:
             _mine.difference_update(staging.directory for staging in stagings)
         for staging in stagings:
@@ -155,7 +160,6 @@ def _roll_forward(target: str, directory: str) -> None:
         for name in names:
             new = os.path.join(directory, _FILES, folder, name)
             _move(new, os.path.join(target, folder, name))
-    # The record goes first: a staging directory without one is never finished.
     _remove(directory)
 
 
@@ -177,18 +181,27 @@ def _move(new: str, old: str) -> None:
 
 def _remove(directory: str) -> None:
     shutil.rmtree(directory, ignore_errors=True)
+    _remove_if_empty(os.path.dirname(directory))
+
+
+def _remove_if_empty(parent: str) -> None:
+    with suppress(OSError):
+        os.rmdir(parent)
+
+
+def _make_directory(directory: str) -> None:
     try:
-        os.rmdir(os.path.dirname(directory))
-    except OSError:
-        pass  # others stage here
+        os.makedirs(directory)
+    except FileNotFoundError:
+        os.makedirs(directory)  # somebody has just removed the common parent, being empty
 
 
 def _discard(directory: str, pid: int) -> None:
     if os.getpid() != pid:
         return  # a forked child must not remove what its parent is using
-    _remove(directory)
     with _lock:
         _mine.discard(directory)
+    _remove(directory)
 
 
 # --- recovery -------------------------------------------------------------------------------
@@ -202,7 +215,10 @@ def recover(target: str | os.PathLike) -> None:
     StoreBusyError
         If a living process is just replacing files there.
     """
-    for directory in _stagings_in(target):
+    stagings = _stagings_in(target)
+    if stagings == []:
+        _remove_if_empty(os.path.join(target, STAGING))
+    for directory in stagings or ():
         committed = _is_committed(directory)
         if not _is_live(directory):
             _settle(os.fspath(target), directory, committed)
@@ -217,25 +233,33 @@ def recover(target: str | os.PathLike) -> None:
 def _settle(target: str, directory: str, committed: bool) -> None:
     if not committed:
         return _remove(directory)
-    for way in _read_json(directory, _RECORD) or ():
-        member = os.path.normpath(os.path.join(directory, way))
-        if os.path.isdir(member):
-            _roll_forward(os.path.dirname(os.path.dirname(member)), member)
-    _roll_forward(target, directory)
+    try:
+        for way in _read_json(directory, _RECORD) or ():
+            member = os.path.normpath(os.path.join(directory, way))
+            if os.path.isdir(member):
+                _roll_forward(os.path.dirname(os.path.dirname(member)), member)
+        _roll_forward(target, directory)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise ReadOnlyStoreError(
+            f"An update of the array at {target!r} was interrupted and has to be finished, which "
+            "this user may not do; open it once as a user who may write there."
+        ) from error
 
 
 def _is_committed(directory: str) -> bool:
     way = _read_json(directory, _MEMBER)
-    first = os.path.join(directory, way) if isinstance(way, str) else directory
-    return os.path.exists(os.path.join(first, _RECORD))
+    places = [directory, *([os.path.join(directory, way)] if isinstance(way, str) else ())]
+    return any(os.path.exists(os.path.join(place, _RECORD)) for place in places)
 
 
-def _stagings_in(target: str | os.PathLike) -> list[str]:
+def _stagings_in(target: str | os.PathLike) -> list[str] | None:
     try:
         with os.scandir(os.path.join(target, STAGING)) as entries:
             return [entry.path for entry in entries]
-    except FileNotFoundError:
-        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _owner(directory: str) -> str:
@@ -248,7 +272,7 @@ def _is_live(directory: str) -> bool:
 
 
 def _refuse_others(target: str, directory: str) -> None:
-    for other in _stagings_in(target):
+    for other in _stagings_in(target) or ():
         if other != directory and _is_live(other):
             raise StoreBusyError(
                 f"Process {_owner(other)} is already updating the array at {target!r}; "

@@ -6,6 +6,7 @@ byte order, whatever the store holds.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from math import prod
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 import zarr
+import zarr.codecs
 import zarr.errors
 
 from .. import _chunks
@@ -164,7 +166,7 @@ class BlockedArray:
                 shards=None if shards is None else tuple(shards),
                 compressors=compressors,
                 filters=filters,
-                serializer=serializer,
+                serializer=_serializer(serializer, stored, zarr_format),
                 fill_value=fill_value,
                 zarr_format=zarr_format,  # type: ignore[arg-type]
                 overwrite=overwrite,
@@ -182,7 +184,7 @@ class BlockedArray:
         """Create an array that holds the values; the options are those of `create`."""
         values = np.asarray(values)
         array = cls.create(source, values.shape, options.pop("dtype", values.dtype), **options)
-        array.write_box((0,) * values.ndim, np.ascontiguousarray(values, array.dtype))
+        array.write_box((0,) * values.ndim, np.asarray(values, array.dtype))
         return array
 
     @property
@@ -299,6 +301,8 @@ class BlockedArray:
         """
         start, values = tuple(start), np.asarray(values)
         self.check_writable()
+        if not len(start) == values.ndim == self.ndim:
+            raise ShapeMismatchError(f"A box of shape {values.shape} at {start} has another rank than {self.shape}.")
         stop = tuple(map(add, start, values.shape))
         self._check_box(start, stop)
         self._check_values(values, values.shape, "values")
@@ -382,6 +386,13 @@ def _chunks_for(shape: Index, chunks: Sequence[int] | None, itemsize: int) -> In
     if len(chunks) != len(shape):
         raise ShapeMismatchError(f"chunks {tuple(chunks)} must have one length for each dimension of {shape}.")
     return tuple(max(int(c), 1) for c in chunks)
+
+
+def _serializer(serializer: Any, dtype: np.dtype, zarr_format: int) -> Any:
+    # Format 3 has the byte order in a codec, which zarr does not take from the data type.
+    if zarr_format == 3 and serializer == "auto" and not dtype.isnative:
+        return zarr.codecs.BytesCodec(endian="big" if sys.byteorder == "little" else "little")
+    return serializer
 
 
 def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:

@@ -109,6 +109,8 @@ def _decoded_size(codec_id: str, blob: bytes) -> int | None:
     """What the header says of the decoded size; None where it does not say."""
     if codec_id == "blosc":
         return _blosc_size(blob)
+    if codec_id == "lz4":
+        return int.from_bytes(blob[:4], "little")
     return _zstd_size(blob) if codec_id == "zstd" else None
 
 
