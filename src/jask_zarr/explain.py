@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 from jask_zarr._plan import Plan
 from jask_zarr._plan.labels import Index
-from jask_zarr._plan.passes import Destination, Pass, Result
+from jask_zarr._plan.plan import Destination, Pass, Result
 from jask_zarr._plan.tiles import Stream
 from jask_zarr._tracing import force
 from jask_zarr._tracing.hitype import DiskArray
@@ -63,9 +62,7 @@ def _describe(plan: Plan) -> Iterator[str]:
     reads = sum(p.tiling.traffic for p in plan.passes)
     peak = max((p.tiling.resident for p in plan.passes), default=0)
     plural = "pass" if count == 1 else "passes"
-    yield (
-        f"{count} {plural}, reads {size(reads)}, projected peak {size(peak)} of a budget of {size(plan.budget)}"
-    )
+    yield (f"{count} {plural}, reads {size(reads)}, projected peak {size(peak)} of a budget of {size(plan.budget)}")
     for number, p in enumerate(plan.passes, 1):
         yield ""
         yield f"pass {number} of {count}: {p.tiles} {'tile' if p.tiles == 1 else 'tiles'}, {p.tiling.workers} at a time"

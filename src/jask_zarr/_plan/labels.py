@@ -97,7 +97,7 @@ class Labels:
     def unify(self, left: Index, right: Index) -> bool:
         """Make two uses of one value the same use, if that keeps all loops that must differ apart."""
         pairs = [(a, b) for a, b in zip(left, right, strict=True)]
-        if any((a is None) != (b is None) or (a is not None and a[1:] != b[1:]) for a, b in pairs):
+        if any((a is None) != (b is None) or (a and b and a[1:] != b[1:]) for a, b in pairs):
             return False
         labels = [(a.label, b.label) for a, b in pairs if a is not None and b is not None]
         if not all(self.joinable(a, b) for a, b in labels):

@@ -13,11 +13,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from jask_zarr import _compat
 from jask_zarr._plan import tiles
 from jask_zarr._plan.labels import Index, axes
+from jask_zarr._plan.model import moments, penalties, reduces, span_bytes, work
+from jask_zarr._plan.plan import CHOOSE, Destination, InputSpec, Kept, Loop, OutputSpec, Pass, Plan, Result
 from jask_zarr._plan.program import Program, flatten, itemsize
 from jask_zarr._plan.sweep import Step, Sweep, Version, sweep
 from jask_zarr._plan.tiles import (
@@ -32,107 +34,9 @@ from jask_zarr._plan.tiles import (
 )
 from jask_zarr.errors import MemoryBudgetError
 
-CHOOSE: Literal["choose"] = "choose"
 CHUNK_BYTES = 4 << 20
 FLOPS_PER_SECOND = 3e10
 BYTES_PER_SECOND = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """An input: its chunks if it is on disk, None if it is in memory."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    chunks: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """An output: in memory (None), on disk on a given grid of write units, or on disk with chunks that the plan chooses."""
-
-    chunks: tuple[int, ...] | Literal["choose"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a result goes: an output of the program, or a value kept for later passes."""
-
-    kind: Literal["output", "kept"]
-    number: int
-    on_disk: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What a pass yields for one version."""
-
-    version: Version
-    index: Index
-    shape: tuple[int, ...]
-    dtype: Any
-    combine: str | None
-    active: frozenset[int]
-    """Cut labels that the result does not depend on: it is taken only from the first tile along them."""
-    destinations: tuple[Destination, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loop:
-    """One level of the walk over tiles."""
-
-    label: int
-    size: int
-    tile: int
-
-    @property
-    def count(self) -> int:
-        return -(-self.size // self.tile)
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Pass:
-    """One walk over tiles: what is read, computed and yielded."""
-
-    sweep: Sweep
-    loops: tuple[Loop, ...]
-    streams: tuple[Stream, ...]
-    """Reads from disk, a box for each tile."""
-    memory: tuple[Version, ...]
-    """Values in memory, passed whole."""
-    origins: tuple[int, ...]
-    """Values whose content shifts where reads begin."""
-    results: tuple[Result, ...]
-    tiling: Tiling
-    frees: tuple[int, ...] = ()
-    """Kept values that no later pass needs."""
-
-    @property
-    def tiles(self) -> int:
-        return math.prod(loop.count for loop in self.loops)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """A value kept between passes."""
-
-    value: int
-    on_disk: bool
-    chunks: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """All passes of a program, in order."""
-
-    program: Program
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[OutputSpec, ...]
-    passes: tuple[Pass, ...]
-    kept: dict[int, Kept]
-    output_chunks: tuple[tuple[int, ...] | None, ...]
-    budget: int
 
 
 def make_plan(
@@ -147,7 +51,11 @@ def make_plan(
 
 @lru_cache(maxsize=1024)
 def _cached_plan(
-    closed_jaxpr: Any, inputs: tuple[InputSpec, ...], outputs: tuple[OutputSpec, ...], budget: int, workers: int,
+    closed_jaxpr: Any,
+    inputs: tuple[InputSpec, ...],
+    outputs: tuple[OutputSpec, ...],
+    budget: int,
+    workers: int,
     tile_bytes: int,
 ) -> Plan:
     return _Planner(closed_jaxpr, inputs, outputs, budget, workers, tile_bytes).plan()
@@ -173,7 +81,9 @@ class _Planner:
 
     def plan(self) -> Plan:
         self.program = flatten(self.closed_jaxpr)
-        self.chunks = {v: s.chunks for v, s in zip(self.program.inputs, self.inputs, strict=True) if s.chunks is not None}
+        self.chunks = {
+            v: s.chunks for v, s in zip(self.program.inputs, self.inputs, strict=True) if s.chunks is not None
+        }
         self.writes = self._write_grids()
         while True:
             groups = list(self._groups())
@@ -293,7 +203,7 @@ class _Planner:
     def _stream(self, swept: Sweep, version: Version, chunks: tuple[int, ...]) -> Stream:
         value, index = version[0], swept.indices[version]
         shape, dtype = self.program.shape(value), self.program.dtype(value)
-        nbytes = min(self.program.nbytes(value), _span_bytes(self.program, value, index, swept))
+        nbytes = min(self.program.nbytes(value), span_bytes(self.program, value, index, swept))
         return Stream(version, index, shape, chunks, nbytes, footprint(shape, dtype, index))
 
     def _model(self, swept: Sweep, targets: list[int]) -> Model:
@@ -304,12 +214,25 @@ class _Planner:
             for chunks in self.writes.get(version[0], ())
         )
         steps = {step.result: step for step in swept.steps}
-        partials = tuple(self._partial(swept, steps[v]) for v in dict.fromkeys(swept.targets) if v in steps and _reduces(steps[v]))
+        partials = tuple(
+            self._partial(swept, steps[v]) for v in dict.fromkeys(swept.targets) if v in steps and reduces(steps[v])
+        )
         results = total(self._footprint(swept, v) for v in dict.fromkeys(swept.targets))
         fixed = sum(self.program.nbytes(v) for v, k in self.kept.items() if not k.on_disk)
-        fixed += sum(self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept)
+        fixed += sum(
+            self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept
+        )
         return Model(
-            swept.sizes, swept.multiples, reads, writes, partials, _moments(swept), results, _penalties(swept, reads), fixed, self.workers
+            swept.sizes,
+            swept.multiples,
+            reads,
+            writes,
+            partials,
+            moments(swept),
+            results,
+            penalties(swept, reads),
+            fixed,
+            self.workers,
         )
 
     def _in_memory(self, target: int) -> bool:
@@ -336,7 +259,7 @@ class _Planner:
             value = step.result[0]
             if value in group.targets and value in self.kept:
                 continue
-            if _reduces(step) and cut & set(step.access.reduced) and step.result in used:
+            if reduces(step) and cut & set(step.access.reduced) and step.result in used:
                 yield value, f"{step.equation.name} over an axis that is split into tiles"
             elif not step.rule.fuses and self._repeats(group, step, cut):
                 yield value, f"{step.equation.name} would be computed again for every tile"
@@ -347,8 +270,10 @@ class _Planner:
         times = math.prod(group.model.count(label, group.tiling.sizes) for label in missing)
         if times == 1 or step.result in group.sweep.targets:
             return False
-        again = (times - 1) * _work(step) / FLOPS_PER_SECOND
-        moved = 2 * self.program.nbytes(step.result[0]) + sum(self.program.nbytes(v) for v in self.reads[step.result[0]])
+        again = (times - 1) * work(step) / FLOPS_PER_SECOND
+        moved = 2 * self.program.nbytes(step.result[0]) + sum(
+            self.program.nbytes(v) for v in self.reads[step.result[0]]
+        )
         return again > moved / BYTES_PER_SECOND
 
     # -- the plan --
@@ -365,7 +290,13 @@ class _Planner:
                     output_chunks[number] = chosen[value]
             passes.append(self._pass(group))
         return Plan(
-            self.program, self.inputs, self.outputs, _with_frees(passes, self.kept), self.kept, tuple(output_chunks), self.budget
+            self.program,
+            self.inputs,
+            self.outputs,
+            _with_frees(passes, self.kept),
+            self.kept,
+            tuple(output_chunks),
+            self.budget,
         )
 
     def _choose_chunks(self, group: _Group, version: Version) -> tuple[int, ...]:
@@ -390,7 +321,7 @@ class _Planner:
 
     def _result(self, group: _Group, step: Step | None, version: Version) -> Result:
         value, cut = version[0], set(group.tiling.order)
-        combine = step.rule.combine if step is not None and _reduces(step) else None
+        combine = step.rule.combine if step is not None and reduces(step) else None
         destinations = [
             Destination("output", n, spec.chunks is not None)
             for n, (v, spec) in enumerate(zip(self.program.outputs, self.outputs, strict=True))
@@ -403,71 +334,6 @@ class _Planner:
         return Result(
             version, group.sweep.indices[version], shape, dtype, combine, frozenset(cut - depends), tuple(destinations)
         )
-
-
-def _reduces(step: Step) -> bool:
-    return step.rule.combine is not None and bool(step.access.reduced)
-
-
-def _penalties(swept: Sweep, reads: Sequence[Stream]) -> dict[int, int]:
-    """Labels that a value in the middle reduces: to cut one costs to keep that value and to walk the data again."""
-    used = {v for step in swept.steps for v in step.operands}
-    walk = sum(stream.nbytes for stream in reads)
-    penalties: dict[int, int] = {}
-    for step in swept.steps:
-        if _reduces(step) and step.result in used:
-            for label in step.access.reduced:
-                penalties[label] = penalties.get(label, walk) + 2 * swept.program.nbytes(step.result[0])
-    return penalties
-
-
-def _work(step: Step) -> float:
-    """Floating-point operations of one whole equation, roughly."""
-    source = step.equation.source
-    size = math.prod(source.outvars[step.slot].aval.shape)
-    if step.equation.name == "dot_general":
-        (contracted, _), _ = step.equation.params["dimension_numbers"]
-        return 2.0 * size * math.prod(source.invars[0].aval.shape[d] for d in contracted)
-    return 50.0 * size
-
-
-def _span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:
-    """Bytes that one walk along an index covers: a slice reads less than the whole array."""
-    result = program.nbytes(value) // max(1, math.prod(program.shape(value)))
-    for n, axis in zip(program.shape(value), index, strict=True):
-        result *= n if axis is None else axis.length(swept.sizes[axis.label])
-    return result
-
-
-def _moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
-    """The buffers that XLA needs at each moment beside reads and results; fused steps have none of their own."""
-    uses: dict[Version, int] = {}
-    unfused: set[Version] = set()
-    for step in swept.steps:
-        for version in step.operands:
-            uses[version] = uses.get(version, 0) + 1
-            if not step.rule.fuses:
-                unfused.add(version)
-    program, targets = swept.program, set(swept.targets)
-    last: dict[Version, int] = {}
-    born: dict[Version, int] = {}
-    roots: dict[Version, frozenset[Version]] = {}
-    for now, step in enumerate(swept.steps):
-        own = not step.rule.fuses or uses.get(step.result, 0) > 1 or step.result in unfused
-        below = frozenset().union(*(roots.get(v, frozenset()) for v in step.operands))
-        for version in below:
-            last[version] = now
-        if own and step.result not in targets:
-            born[step.result] = last[step.result] = now
-            roots[step.result] = frozenset({step.result})
-        else:
-            roots[step.result] = below
-    moments: dict[tuple[Footprint, ...], None] = {}
-    for now in range(len(swept.steps)):
-        live = [v for v, start in born.items() if start <= now <= last[v]]
-        feet = total(footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
-        moments[tuple(sorted(feet, key=lambda f: f.factors))] = None
-    return tuple(moments)
 
 
 def _moderate(
@@ -500,8 +366,16 @@ def _with_frees(passes: list[Pass], kept: dict[int, Kept]) -> tuple[Pass, ...]:
             if value in kept:
                 last[value] = number
     return tuple(
-        Pass(p.sweep, p.loops, p.streams, p.memory, p.origins, p.results, p.tiling,
-             tuple(v for v, n in last.items() if n == number))
+        Pass(
+            p.sweep,
+            p.loops,
+            p.streams,
+            p.memory,
+            p.origins,
+            p.results,
+            p.tiling,
+            tuple(v for v, n in last.items() if n == number),
+        )
         for number, p in enumerate(passes)
     )
 
@@ -509,7 +383,8 @@ def _with_frees(passes: list[Pass], kept: dict[int, Kept]) -> tuple[Pass, ...]:
 def _does_not_fit(group: _Group, program: Program, budget: int) -> str:
     sizes = group.tiling.sizes
     versions = sorted(
-        group.sweep.indices, key=lambda v: footprint(program.shape(v[0]), program.dtype(v[0]), group.sweep.indices[v]).bytes(sizes)
+        group.sweep.indices,
+        key=lambda v: footprint(program.shape(v[0]), program.dtype(v[0]), group.sweep.indices[v]).bytes(sizes),
     )
     version = versions[-1]
     value = version[0]
@@ -519,9 +394,9 @@ def _does_not_fit(group: _Group, program: Program, budget: int) -> str:
     dims = [d for d, axis in enumerate(group.sweep.indices[version]) if axis is None and program.shape(value)[d] > 1]
     whole = f", whole along dim {', '.join(map(str, dims))}" if dims else ""
     return (
-        f"the smallest tile of {program.avals[value].str_short()}{where} takes {nbytes:,} bytes{whole}; with all that is in "
-        f"memory beside it, {group.tiling.resident:,} bytes are needed, but {budget:,} bytes of the memory budget are left "
-        f"for it. Raise the budget with set_memory_budget, or store the array in smaller chunks."
+        f"the smallest tile of {program.avals[value].str_short()}{where} takes {nbytes:,} bytes{whole}; with all that "
+        f"is in memory beside it, {group.tiling.resident:,} bytes are needed, but {budget:,} bytes of the memory "
+        "budget are left for it. Raise the budget with set_memory_budget, or store the array in smaller chunks."
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -71,7 +72,7 @@ class Program:
 
 def itemsize(dtype: Any) -> int:
     """Bytes of one element; extended dtypes (PRNG keys) count their base array."""
-    return np.dtype(dtype).itemsize if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else 16
+    return np.dtype(dtype).itemsize if not jnp.issubdtype(dtype, jax.dtypes.extended) else 16
 
 
 def flatten(closed_jaxpr: Any) -> Program:
@@ -95,9 +96,13 @@ class _Builder:
         return len(self.avals) - 1
 
     def constant(self, aval: Any, array: Any) -> int:
-        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             array = np.asarray(array, dtype=aval.dtype)
-        key = ("constant", aval.shape, aval.dtype, array.tobytes()) if aval.shape == () and isinstance(array, np.ndarray) else None
+        key = (
+            ("constant", aval.shape, aval.dtype, array.tobytes())
+            if aval.shape == () and isinstance(array, np.ndarray)
+            else None
+        )
         if key is not None and key in self.known:
             return self.known[key][0]
         value = self.value(aval)

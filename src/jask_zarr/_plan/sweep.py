@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from jask_zarr._plan.labels import Index, Labels, Origin, axes
 from jask_zarr._plan.program import Equation, Program
-from jask_zarr._plan.rules import Access, Rule, fresh, rule_for
+from jask_zarr._plan.rule import Access, Rule, fresh
+from jask_zarr._plan.rules import rule_for
 
 Version = tuple[int, int]
 """A value, and which of its uses."""
@@ -104,7 +105,11 @@ class _Sweeper:
         roots = {axis.label for index in indices.values() for axis in axes(index)}
         roots |= {label for step in ordered for label in step.access.reduced}
         return Sweep(
-            self.program, tuple(same[v] for v in self.targets), ordered, reads, indices,
+            self.program,
+            tuple(same[v] for v in self.targets),
+            ordered,
+            reads,
+            indices,
             {root: self.labels.sizes[root] for root in sorted(roots)},
             {root: self.labels.multiples[root] for root in sorted(roots)},
             _depends(ordered, reads, indices),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index
-from jask_zarr._plan.passes import Pass
+from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.sweep import Step, Sweep, Version
 
 SMALL_CONSTANT = 1 << 16
@@ -70,9 +70,13 @@ def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ..
     """
     small = small_constants(p)
 
-    def compute(starts: jax.Array, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]) -> tuple[Any, ...]:
+    def compute(
+        starts: jax.Array, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]
+    ) -> tuple[Any, ...]:
         tile = TileOf(
-            p.sweep, sizes, {loop.label: starts[n] for n, loop in enumerate(p.loops)},
+            p.sweep,
+            sizes,
+            {loop.label: starts[n] for n, loop in enumerate(p.loops)},
             dict(zip(p.origins, origins, strict=True)),
         )
         tiles: dict[Version, jax.Array] = {s.version: t for s, t in zip(p.streams, streams, strict=True)}

@@ -1,8 +1,8 @@
 """How large a tile is, and in which order tiles are visited.
 
-Every label starts whole. Labels are then halved, in whole granules, until what is resident fits the budget and a tile is
-small enough to keep all workers busy. What a choice costs is counted in bytes moved: read again for another tile, decoded
-again because tiles are smaller than chunks, or moved by the passes that become necessary.
+Every label starts whole. Labels are then halved, in whole granules, until what is resident fits the budget and a tile
+is small enough to keep all workers busy. What a choice costs is counted in bytes moved: read again for another tile,
+decoded again because tiles are smaller than chunks, or moved by the passes that become necessary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import permutations
 
 from jask_zarr._plan.labels import Axis, Index, axes
 from jask_zarr._plan.program import itemsize
-from jask_zarr._plan.sweep import Sweep, Version
+from jask_zarr._plan.sweep import Version
 
 TILE_BYTES = 16 << 20
 """What one tile reads and writes at most, where cutting further costs nothing."""

@@ -35,7 +35,11 @@ def merge(combine: str, total: Any, partial: Any) -> Any:
     if isinstance(partial, tuple):
         return tuple(UFUNCS[combine](t, p) for t, p in zip(total, partial, strict=True))
     with np.errstate(all="ignore"):
-        return UFUNCS[combine](total, partial, out=total) if isinstance(total, np.ndarray) and total.ndim else UFUNCS[combine](total, partial)
+        return (
+            UFUNCS[combine](total, partial, out=total)
+            if isinstance(total, np.ndarray) and total.ndim
+            else UFUNCS[combine](total, partial)
+        )
 
 
 def finish(combine: str, total: Any, dtype: Any) -> np.ndarray:
@@ -71,6 +75,6 @@ def _check_range(exact: Any, approximate: Any, dtype: Any) -> None:
     if np.any(wrapped | outside):
         worst = np.asarray(approximate).flat[int(np.argmax(np.abs(approximate)))]
         raise IntegerOverflowError(
-            f"a sum of about {worst:.6g} does not fit {np.dtype(dtype).name} (at most {info.max}): convert the array to a "
-            f"wider type first, for instance with .astype('float32'), or enable 64-bit types with jax_enable_x64"
+            f"a sum of about {worst:.6g} does not fit {np.dtype(dtype).name} (at most {info.max}): convert the array "
+            "to a wider type first, for instance with .astype('float32'), or enable 64-bit types with jax_enable_x64"
         )

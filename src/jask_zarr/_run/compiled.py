@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
-from jask_zarr._plan.passes import Pass
+from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.tile_function import small_constants, tile_function
 from jask_zarr._run.tile import Tile
 
@@ -42,7 +42,9 @@ class CompiledPass:
         with jax.enable_x64(True):
             return [v if isinstance(v, jax.Array) else jax.device_put(np.asarray(v)) for v in values]
 
-    def call(self, tile: Tile, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]) -> tuple[Any, ...]:
+    def call(
+        self, tile: Tile, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]
+    ) -> tuple[Any, ...]:
         """The results of one tile."""
         starts = np.array([tile.starts[loop.label] for loop in self.pass_.loops], np.int64)
         with jax.enable_x64(True):
@@ -69,7 +71,8 @@ class CompiledPass:
             memory = self.function(tile).memory_analysis()
         avals = self.pass_.sweep.program.avals
         reads = sum(
-            math.prod(tile.extent(s.shape, s.index)) * np.dtype(avals[s.version[0]].dtype).itemsize for s in self.pass_.streams
+            math.prod(tile.extent(s.shape, s.index)) * np.dtype(avals[s.version[0]].dtype).itemsize
+            for s in self.pass_.streams
         )
         return reads + (memory.temp_size_in_bytes + memory.output_size_in_bytes if memory is not None else 0)
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jask_zarr._disk import SpillFile
-from jask_zarr._plan.passes import Destination, Pass, Plan, Result
+from jask_zarr._plan.plan import Destination, Pass, Plan, Result
 from jask_zarr._plan.tiles import Stream
 from jask_zarr._run import combine
 from jask_zarr._run.compiled import compiled
@@ -134,7 +134,9 @@ class _PassRun:
                 if d.kind == "kept":
                     kept = self.plan.kept[d.number]
                     self.values[d.number] = (
-                        SpillFile.create(result.shape, result.dtype, kept.chunks) if d.on_disk else np.empty(result.shape, result.dtype)
+                        SpillFile.create(result.shape, result.dtype, kept.chunks)
+                        if d.on_disk
+                        else np.empty(result.shape, result.dtype)
                     )
 
     # -- the walk --
@@ -196,7 +198,9 @@ class _PassRun:
                 continue
             key = number, tile.start(result.index, self.origins)
             count, total = self.totals.pop(key, (0, None))
-            total = combine.first(result.combine, partial) if count == 0 else combine.merge(result.combine, total, partial)
+            total = (
+                combine.first(result.combine, partial) if count == 0 else combine.merge(result.combine, total, partial)
+            )
             if count + 1 == self._contributions(result):
                 self._write(result, tile, combine.finish(result.combine, total, result.dtype))
             else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jask_zarr._plan.labels import Axis, Index
-from jask_zarr._plan.passes import Pass
+from jask_zarr._plan.plan import Pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ def jit(
 ) -> Callable[..., Any]:
     """Run ordinary JAX code on arrays that are larger than memory.
 
-    `fn` is plain JAX (`jax.numpy`, `jax.grad`, optax, ...): replace ``jax.jit`` by ``jask_zarr.jit``. It is traced once for
-    given shapes and dtypes, and planned as a whole: a loss, its gradients and an optimizer's update share their passes
-    over the data.
+    `fn` is plain JAX (`jax.numpy`, `jax.grad`, optax, ...): replace ``jax.jit`` by ``jask_zarr.jit``. It is traced
+    once for given shapes and dtypes, and planned as a whole: a loss, its gradients and an optimizer's update share
+    their passes over the data.
 
     Parameters
     ----------
@@ -97,7 +97,9 @@ def jit(
     return planned
 
 
-def planned_outputs(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Value], list[Any]]:
+def planned_outputs(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Value], list[Any]]:
     """What a call of ``jit(fn)`` would compute, and where to; for those who want to read the plan."""
     split = Arguments.of(args, kwargs, set(), set())
     call = _traced(fn, split, {})

@@ -1,0 +1,76 @@
+"""What the choice of tiles needs to know of a sweep: buffers alive together, penalties of cuts, work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jask_zarr._plan.labels import Index
+from jask_zarr._plan.program import Program
+from jask_zarr._plan.sweep import Step, Sweep, Version
+from jask_zarr._plan.tiles import Footprint, Stream, footprint, total
+
+
+def reduces(step: Step) -> bool:
+    return step.rule.combine is not None and bool(step.access.reduced)
+
+
+def penalties(swept: Sweep, reads: Sequence[Stream]) -> dict[int, int]:
+    """Labels that a value in the middle reduces: to cut one costs to keep that value and to walk the data again."""
+    used = {v for step in swept.steps for v in step.operands}
+    walk = sum(stream.nbytes for stream in reads)
+    penalties: dict[int, int] = {}
+    for step in swept.steps:
+        if reduces(step) and step.result in used:
+            for label in step.access.reduced:
+                penalties[label] = penalties.get(label, walk) + 2 * swept.program.nbytes(step.result[0])
+    return penalties
+
+
+def work(step: Step) -> float:
+    """Floating-point operations of one whole equation, roughly."""
+    source = step.equation.source
+    size = math.prod(source.outvars[step.slot].aval.shape)
+    if step.equation.name == "dot_general":
+        (contracted, _), _ = step.equation.params["dimension_numbers"]
+        return 2.0 * size * math.prod(source.invars[0].aval.shape[d] for d in contracted)
+    return 50.0 * size
+
+
+def span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:
+    """Bytes that one walk along an index covers: a slice reads less than the whole array."""
+    result = program.nbytes(value) // max(1, math.prod(program.shape(value)))
+    for n, axis in zip(program.shape(value), index, strict=True):
+        result *= n if axis is None else axis.length(swept.sizes[axis.label])
+    return result
+
+
+def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
+    """The buffers that XLA needs at each moment beside reads and results; fused steps have none of their own."""
+    uses: dict[Version, int] = {}
+    unfused: set[Version] = set()
+    for step in swept.steps:
+        for version in step.operands:
+            uses[version] = uses.get(version, 0) + 1
+            if not step.rule.fuses:
+                unfused.add(version)
+    program, targets = swept.program, set(swept.targets)
+    last: dict[Version, int] = {}
+    born: dict[Version, int] = {}
+    roots: dict[Version, frozenset[Version]] = {}
+    for now, step in enumerate(swept.steps):
+        own = not step.rule.fuses or uses.get(step.result, 0) > 1 or step.result in unfused
+        below = frozenset().union(*(roots.get(v, frozenset()) for v in step.operands))
+        for version in below:
+            last[version] = now
+        if own and step.result not in targets:
+            born[step.result] = last[step.result] = now
+            roots[step.result] = frozenset({step.result})
+        else:
+            roots[step.result] = below
+    moments: dict[tuple[Footprint, ...], None] = {}
+    for now in range(len(swept.steps)):
+        live = [v for v, start in born.items() if start <= now <= last[v]]
+        feet = total(footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
+        moments[tuple(sorted(feet, key=lambda f: f.factors))] = None
+    return tuple(moments)

@@ -1,0 +1,241 @@
+"""Rules of primitives that end dims: reductions, contractions, look-ups and additions of rows by number.
+
+Each dim that ends gets a fresh label. If that label is cut into tiles, one tile gives a partial result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jask_zarr._plan.labels import Axis, Index, Labels, axes
+from jask_zarr._plan.program import Equation
+from jask_zarr._plan.rule import Access, Rule, Tile, access_whole, bind, evaluate_source, fresh, shapes
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def access_reduce(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    rest, reduced, operand = iter(index), [], []
+    gone = equation.params["axes"]
+    for d, size in enumerate(shapes(equation)[0]):
+        axis = fresh(size, labels) if d in gone else next(rest)
+        operand.append(axis)
+        if d in gone and axis is not None:
+            reduced.append(axis.label)
+    labels.separate([axis.label for axis in axes(tuple(operand))])
+    return Access((tuple(operand),), index, tuple(reduced))
+
+
+def evaluate_reduce(
+    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
+) -> jax.Array:
+    changes = {"out_sharding": None} if "out_sharding" in equation.params else {}
+    return bind(equation, operands, **changes)
+
+
+def reduction(combine: str) -> Rule:
+    return Rule(access_reduce, evaluate_reduce, combine)
+
+
+def access_dot(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    (left_contract, right_contract), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    left_shape, right_shape = shapes(equation)
+    contracted = [fresh(left_shape[d], labels) for d in left_contract]
+    left: dict[int, Axis | None] = dict(zip(left_contract, contracted, strict=True))
+    right: dict[int, Axis | None] = dict(zip(right_contract, contracted, strict=True))
+    rest = iter(index)
+    for a, b in zip(left_batch, right_batch, strict=True):
+        left[a] = right[b] = next(rest)
+    for d in range(len(left_shape)):
+        if d not in left:
+            left[d] = next(rest)
+    for d in range(len(right_shape)):
+        if d not in right:
+            right[d] = next(rest)
+    reduced = tuple(axis.label for axis in contracted if axis is not None)
+    labels.separate([*(axis.label for axis in axes(index)), *reduced])
+    operands = tuple(left[d] for d in range(len(left))), tuple(right[d] for d in range(len(right)))
+    return Access(operands, index, reduced)
+
+
+def evaluate_dot(equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]) -> jax.Array:
+    return bind(equation, operands, out_sharding=None)
+
+
+# --- rows by number ---------------------------------------------------------------------------------------------------
+
+
+def row_gather_dim(equation: Equation) -> int | None:
+    """The dim that a gather looks rows up in, or None if it is another kind of gather.
+
+    Other dims are taken in full, or are batch dims that the indices share (``take_along_axis``).
+    """
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape, indices = shapes(equation)
+    looked_up = numbers.start_index_map
+    if len(looked_up) != 1 or numbers.collapsed_slice_dims != looked_up or indices[-1] != 1:
+        return None
+    rest = (d for d in range(len(shape)) if d != looked_up[0] and d not in numbers.operand_batching_dims)
+    return looked_up[0] if all(sizes[d] == shape[d] for d in rest) else None
+
+
+def access_gather(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    dim = row_gather_dim(equation)
+    if dim is None:
+        return access_whole(equation, slot, index, labels)
+    numbers, shape = equation.params["dimension_numbers"], shapes(equation)[0]
+    row = fresh(shape[dim], labels)
+    batch = [axis for d, axis in enumerate(index) if d not in numbers.offset_dims]
+    operand = _table_index(
+        shape,
+        dim,
+        row,
+        numbers.operand_batching_dims,
+        [batch[d] for d in numbers.start_indices_batching_dims],
+        [index[d] for d in numbers.offset_dims],
+    )
+    reduced = () if row is None else (row.label,)
+    labels.separate([*(axis.label for axis in axes(index)), *reduced])
+    return Access((operand, (*batch, None)), index, reduced)
+
+
+def _table_index(
+    shape: Sequence[int],
+    dim: int,
+    row: Axis | None,
+    batch_dims: Sequence[int],
+    batch: Sequence[Axis | None],
+    window: Sequence[Axis | None],
+) -> Index:
+    """The index of a table: looked up along `dim`, shared along the batch dims, in full along the others."""
+    placed = {dim: row, **dict(zip(batch_dims, batch, strict=True))}
+    rest = iter(window)
+    return tuple(placed[d] if d in placed else next(rest) for d in range(len(shape)))
+
+
+def evaluate_gather(
+    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
+) -> jax.Array:
+    table, rows = operands
+    dim = row_gather_dim(equation)
+    if dim is None:
+        return evaluate_source(equation, slot, access, tile, operands)
+    single = {dim, *equation.params["dimension_numbers"].operand_batching_dims}
+    sizes = tuple(1 if d in single else n for d, n in enumerate(table.shape))
+    axis = access.operands[0][dim]
+    if axis is None or tile.spans(axis.label):
+        return bind(equation, operands, slice_sizes=sizes)
+    return _gather_rows_of_tile(equation, tile, axis, table, rows, sizes, dim)
+
+
+def _gather_rows_of_tile(
+    equation: Equation, tile: Tile, axis: Axis, table: jax.Array, rows: jax.Array, sizes: tuple[int, ...], dim: int
+) -> jax.Array:
+    """Rows found in this tile, zeros elsewhere; the sum over all tiles is the look-up."""
+    total = shapes(equation)[0][dim]
+    mode = equation.params["mode"]
+    rows = rows.astype(jnp.int64)
+    fills = mode == lax.GatherScatterMode.FILL_OR_DROP
+    if not fills:
+        rows = jnp.clip(rows, 0, total - 1)
+    local = rows - tile.start(axis)
+    found = bind(
+        equation,
+        (table, jnp.clip(local, 0, table.shape[dim] - 1)),
+        slice_sizes=sizes,
+        mode=lax.GatherScatterMode.CLIP,
+        indices_are_sorted=False,
+        unique_indices=False,
+        fill_value=None,
+    )
+    offsets = equation.params["dimension_numbers"].offset_dims
+    batch_dims = [d for d in range(found.ndim) if d not in offsets]
+
+    def spread(mask: jax.Array) -> jax.Array:
+        return lax.broadcast_in_dim(mask[..., 0], found.shape, batch_dims)
+
+    found = jnp.where(spread((local >= 0) & (local < table.shape[dim])), found, jnp.zeros((), found.dtype))
+    if fills:
+        first = tile.start(axis) == 0
+        outside = spread((rows < 0) | (rows >= total)) & first
+        found = jnp.where(outside, _fill_value(equation, found.dtype), found)
+    return found
+
+
+def _fill_value(equation: Equation, dtype: Any) -> jax.Array:
+    value = equation.params["fill_value"]
+    if value is None:
+        value = (
+            jnp.nan
+            if jnp.issubdtype(dtype, jnp.inexact)
+            else (
+                jnp.iinfo(dtype).min
+                if jnp.issubdtype(dtype, jnp.signedinteger)
+                else jnp.iinfo(dtype).max
+                if jnp.issubdtype(dtype, jnp.unsignedinteger)
+                else True
+            )
+        )
+    return jnp.asarray(value, dtype)
+
+
+def row_scatter_dim(equation: Equation) -> int | None:
+    """The dim that a scatter-add adds rows to, or None if it is another kind of scatter."""
+    numbers = equation.params["dimension_numbers"]
+    shape, indices, updates = shapes(equation)
+    rows = numbers.scatter_dims_to_operand_dims
+    if len(rows) != 1 or numbers.inserted_window_dims != rows or indices[-1] != 1:
+        return None
+    window = [updates[d] for d in numbers.update_window_dims]
+    full = [n for d, n in enumerate(shape) if d != rows[0] and d not in numbers.operand_batching_dims]
+    return rows[0] if window == full else None
+
+
+def access_scatter_add(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    dim = row_scatter_dim(equation)
+    if dim is None:
+        return access_whole(equation, slot, index, labels)
+    numbers, updates = equation.params["dimension_numbers"], shapes(equation)[2]
+    window_dims, shared = (
+        numbers.update_window_dims,
+        dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)),
+    )
+    window = iter([a for d, a in enumerate(index) if d != dim and d not in numbers.operand_batching_dims])
+    batch, reduced = [], []
+    for d, n in enumerate(n for d, n in enumerate(updates) if d not in window_dims):
+        batch.append(index[shared[d]] if d in shared else fresh(n, labels))
+        if d not in shared and batch[-1] is not None:
+            reduced.append(batch[-1].label)
+    rest = iter(batch)
+    update = tuple(next(window) if d in window_dims else next(rest) for d in range(len(updates)))
+    labels.separate([*(axis.label for axis in axes(index)), *reduced])
+    return Access((index, (*batch, None), update), index, tuple(reduced))
+
+
+def evaluate_scatter_add(
+    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
+) -> jax.Array:
+    base, rows, updates = operands
+    dim = row_scatter_dim(equation)
+    if dim is None:
+        return evaluate_source(equation, slot, access, tile, operands)
+    for label in access.reduced:
+        base = jnp.where(tile.label_start(label) == 0, base, jnp.zeros((), base.dtype))
+    axis = access.computed[dim]
+    rows = rows.astype(jnp.int64)
+    if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
+    local = rows if axis is None else rows - tile.start(axis)
+    local = jnp.where(local < 0, base.shape[dim], local)
+    return bind(
+        equation,
+        (base, local, updates),
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+        indices_are_sorted=False,
+        unique_indices=False,
+    )
