@@ -236,8 +236,4 @@ def assert_close(a: Any, e: Any, scale: float = 1.0) -> None:
     wide = np.float64 if is_float(e.dtype) else None
     expected = np.asarray(e, wide)
     size = np.max(np.abs(expected[np.isfinite(expected)]), initial=1.0) if wide else 1.0
-    np.testing.assert_allclose(
-        np.asarray(values, wide), expected, rtol=tolerance, atol=tolerance * min(size, 1e3)
-    )
-
-
+    np.testing.assert_allclose(np.asarray(values, wide), expected, rtol=tolerance, atol=tolerance * min(size, 1e3))

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
 from helpers import FLOATS, Op, Operand
 
 A, B, C = (Operand("mk") for _ in range(3))
@@ -132,8 +133,7 @@ def _reduced(name: str, operand: Operand = A, grad: tuple[int, ...] = (0,), **se
     kinds = {"": {}, "_0": {"axis": 0}, "_last_kept": {"axis": -1, "keepdims": True},
              "_both": {"axis": (1, 0)}}  # fmt: skip
     return [
-        _row(name + suffix, _named(name, **kwargs), (operand,), grad, **settings)
-        for suffix, kwargs in kinds.items()
+        _row(name + suffix, _named(name, **kwargs), (operand,), grad, **settings) for suffix, kwargs in kinds.items()
     ]
 
 

@@ -1,14 +1,14 @@
 """Gradients of every op are those of `jax.numpy`, whatever the chunks."""
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import helpers
+import jask_zarr as jz
 from helpers import GRIDS, Op, assert_same, check, check_in_tiles, disk, in_memory
 from table import CORE, DIFFERENTIABLE
-
-import jask_zarr as jz
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=str)
@@ -100,9 +100,7 @@ def test_vjp_pulls_back_twice() -> None:
     out, pull = jax.vjp(jz.sin, a)
     for factor in (1.0, 2.0):
         (got,) = pull(out * factor)
-        np.testing.assert_allclose(
-            in_memory(got), factor * np.sin(VALUES) * np.cos(VALUES), rtol=1e-5, atol=1e-6
-        )
+        np.testing.assert_allclose(in_memory(got), factor * np.sin(VALUES) * np.cos(VALUES), rtol=1e-5, atol=1e-6)
 
 
 def test_stop_gradient_and_unused_operands_give_zeros() -> None:

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Op, assert_close, assert_same, check, disk
-from table import CORE, OPS
 
 import jask_zarr as jz
+from helpers import Op, assert_close, assert_same, check, disk
+from table import CORE, OPS
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)

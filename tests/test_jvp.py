@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Op, assert_close, check, check_in_tiles, disk
-from table import CORE, DIFFERENTIABLE
 
 import jask_zarr as jz
+from helpers import Op, assert_close, check, check_in_tiles, disk
+from table import CORE, DIFFERENTIABLE
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=str)

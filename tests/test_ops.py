@@ -2,16 +2,16 @@
 
 import inspect
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GRIDS, REFERENCE, Op, check, check_in_tiles, disk, in_memory
-from table import CORE, OPS
 
+import helpers
 import jask_zarr as jz
 import jask_zarr.numpy
+from helpers import GRIDS, REFERENCE, Op, check, check_in_tiles, disk, in_memory
+from table import CORE, OPS
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
@@ -202,6 +202,21 @@ def test_a_window_reads_only_its_own_chunks() -> None:
     with jz.io_cost() as cost:
         in_memory(a[3:5, 1:4])
     assert cost.blocks_read == 6
+
+
+def test_a_loop_over_windows_compiles_once() -> None:
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    values = np.arange(60, dtype=np.float32).reshape(20, 3)
+    a = disk(values, "mixed")
+    float(jz.sum(a[0:4] * 2))
+    assert compiled
+    compiled.clear()
+    for start in range(1, 16):
+        assert float(jz.sum(a[start : start + 4] * 2)) == values[start : start + 4].sum() * 2
+    assert not compiled
 
 
 def test_index_by_a_traced_number() -> None:

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Op, assert_close, check, disk
-from table import CORE
 
 import jask_zarr as jz
+from helpers import Op, assert_close, check, disk
+from table import CORE
 
 
 @pytest.mark.parametrize("op", [op for op in CORE if op.grad and op.smooth], ids=str)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import REFERENCE, assert_close, assert_same, disk
 
 import jask_zarr as jz
+from helpers import REFERENCE, assert_close, assert_same, disk
 
 CUBE = np.random.default_rng(4).normal(size=(4, 7, 5)).astype(np.float32)
 MATRIX = np.random.default_rng(5).normal(size=(5, 3)).astype(np.float32)
@@ -61,9 +61,7 @@ def test_gradients_for_each_example() -> None:
     def loss(xp, w, a):
         return xp.sum(xp.tanh(a @ w))
 
-    got = jax.vmap(jax.grad(lambda w, a: loss(jz, w, a)), in_axes=(None, 0))(
-        disk(MATRIX), disk(CUBE)
-    )
+    got = jax.vmap(jax.grad(lambda w, a: loss(jz, w, a)), in_axes=(None, 0))(disk(MATRIX), disk(CUBE))
     want = jax.vmap(jax.grad(lambda w, a: loss(jnp, w, a)), in_axes=(None, 0))(MATRIX, CUBE)
     assert_close(got, want, 4)
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jask_zarr import _compat
 from jask_zarr._tracing.lift import lift
 
 _LARGEST_INT32 = 2**31 - 1
@@ -92,7 +93,7 @@ def _check_masks(index: list[Any], shape: tuple[int, ...]) -> None:
 
 
 def _check_mask(mask: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(mask, np.ndarray | jax.Array) or isinstance(mask, jax.core.Tracer):
+    if not isinstance(mask, np.ndarray | jax.Array) or isinstance(mask, _compat.Tracer):
         raise TypeError(
             f"boolean index {mask!r} whose values are not an array in memory: the shape of the "
             "result would depend on them. Use jz.where(mask, a, fill), or mask.to_numpy()."

@@ -23,25 +23,30 @@ from jask_zarr._indexing import getitem
 from jask_zarr._tracing import hitype
 from jask_zarr._tracing.lift import lift
 
-__all__ = """
-abs absolute add all allclose amax amin angle any arccos arccosh arcsin arcsinh arctan arctan2
-arctanh argmax argmin argsort array_equal astype average bitwise_and bitwise_count bitwise_not
-bitwise_or bitwise_xor broadcast_arrays broadcast_to cbrt ceil celu clip concatenate conj
-conjugate copysign cos cosh count_nonzero cumprod cumsum deg2rad degrees diagonal diff divide
-divmod dot einsum elu equal exp exp2 expand_dims expm1 fabs flip float_power floor
-floor_divide fmax fmin fmod gcd gelu glu greater greater_equal hard_sigmoid hard_silu
-hard_swish hard_tanh heaviside hstack hypot imag inner invert isclose isfinite isinf isnan
-isneginf isposinf lcm leaky_relu left_shift less less_equal log log10 log1p log2 log_sigmoid
-log_softmax logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logsumexp
-matmul matrix_transpose max maximum mean median min minimum mish mod moveaxis multiply
-nan_to_num nanargmax nanargmin nanmax nanmean nanmin nanprod nanstd nansum nanvar negative
-norm not_equal one_hot outer pad permute_dims positive pow power prod ptp rad2deg radians
-ravel real reciprocal relu relu6 remainder repeat reshape right_shift rint roll round select
-selu sigmoid sign signbit silu sin sinc sinh soft_sign softmax softplus sort sparse_plus
-sparse_sigmoid split sqrt square squareplus squeeze stack standardize std stop_gradient
-subtract sum swapaxes swish take take_along_axis tan tanh tensordot tile trace transpose tril
-triu true_divide trunc unstack var vdot vstack where
-""".split()
+# fmt: off
+__all__ = [  # noqa: RUF022
+    "abs", "absolute", "add", "all", "allclose", "amax", "amin", "angle", "any", "arccos", "arccosh", "arcsin",
+    "arcsinh", "arctan", "arctan2", "arctanh", "argmax", "argmin", "argsort", "array_equal", "astype", "average",
+    "bitwise_and", "bitwise_count", "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast_arrays",
+    "broadcast_to", "cbrt", "ceil", "celu", "clip", "concatenate", "conj", "conjugate", "copysign", "cos", "cosh",
+    "count_nonzero", "cumprod", "cumsum", "deg2rad", "degrees", "diagonal", "diff", "divide", "divmod", "dot",
+    "einsum", "elu", "equal", "exp", "exp2", "expand_dims", "expm1", "fabs", "flip", "float_power", "floor",
+    "floor_divide", "fmax", "fmin", "fmod", "gcd", "gelu", "glu", "greater", "greater_equal", "hard_sigmoid",
+    "hard_silu", "hard_swish", "hard_tanh", "heaviside", "hstack", "hypot", "imag", "inner", "invert", "isclose",
+    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "lcm", "leaky_relu", "left_shift", "less", "less_equal",
+    "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logaddexp2", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum",
+    "mean", "median", "min", "minimum", "mish", "mod", "moveaxis", "multiply", "nan_to_num", "nanargmax",
+    "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "negative", "norm",
+    "not_equal", "one_hot", "outer", "pad", "permute_dims", "positive", "pow", "power", "prod", "ptp", "rad2deg",
+    "radians", "ravel", "real", "reciprocal", "relu", "relu6", "remainder", "repeat", "reshape", "right_shift",
+    "rint", "roll", "round", "select", "selu", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh",
+    "soft_sign", "softmax", "softplus", "sort", "sparse_plus", "sparse_sigmoid", "split", "sqrt", "square",
+    "squareplus", "squeeze", "stack", "standardize", "std", "stop_gradient", "subtract", "sum", "swapaxes",
+    "swish", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "trace", "transpose", "tril", "triu",
+    "true_divide", "trunc", "unstack", "var", "vdot", "vstack", "where",
+]
+# fmt: on
 
 _PRECISION = ("precision", "preferred_element_type")
 _REDUCE = ("axis", "dtype", "keepdims", "promote_integers")
@@ -240,9 +245,7 @@ tril = lift(jnp.tril, static_argnames=("k",))
 triu = lift(jnp.triu, static_argnames=("k",))
 
 # ------------------------------------------------------------------ look-up, order, scans
-take = lift(
-    jnp.take, static_argnames=("axis", "mode", "unique_indices", "indices_are_sorted", "fill_value")
-)
+take = lift(jnp.take, static_argnames=("axis", "mode", "unique_indices", "indices_are_sorted", "fill_value"))
 take_along_axis = lift(jnp.take_along_axis, static_argnames=("axis", "mode"))
 sort = lift(jnp.sort, static_argnames=_SORT)
 argsort = lift(jnp.argsort, static_argnames=_SORT)
