@@ -64,6 +64,8 @@ def _cached_plan(
 @dataclass
 class _Group:
     targets: list[int]
+    in_memory: list[int]
+    """Targets whose results are in memory as a whole."""
     sweep: Sweep
     model: Model
     tiling: Tiling
@@ -185,7 +187,8 @@ class _Planner:
         cuts = {*self.program.inputs, *self.program.constants, *self.kept} - (set(targets) - set(self.program.inputs))
         swept = sweep(self.program, targets, cuts)
         model = self._model(swept, targets)
-        return _Group(targets, swept, model, choose_tiles(model, self.budget, self.tile_bytes))
+        in_memory = [v for v in dict.fromkeys(targets) if self._in_memory(v)]
+        return _Group(targets, in_memory, swept, model, choose_tiles(model, self.budget, self.tile_bytes))
 
     def _checked(self, group: _Group) -> _Group:
         if not group.tiling.fits:
@@ -204,7 +207,8 @@ class _Planner:
         value, index = version[0], swept.indices[version]
         shape, dtype = self.program.shape(value), self.program.dtype(value)
         nbytes = min(self.program.nbytes(value), span_bytes(self.program, value, index, swept))
-        return Stream(version, index, shape, chunks, nbytes, footprint(shape, dtype, index))
+        chunk_bytes = math.prod(min(c, n) for c, n in zip(chunks, shape, strict=True)) * itemsize(dtype)
+        return Stream(version, index, shape, chunks, chunk_bytes, nbytes, footprint(shape, dtype, index))
 
     def _model(self, swept: Sweep, targets: list[int]) -> Model:
         reads = tuple(self._stream(swept, v, self._grid(v[0])) for v in swept.reads if self.on_disk(v[0]))
@@ -381,24 +385,36 @@ def _with_frees(passes: list[Pass], kept: dict[int, Kept]) -> tuple[Pass, ...]:
 
 
 def _does_not_fit(group: _Group, program: Program, budget: int) -> str:
-    sizes = group.tiling.sizes
-    versions = sorted(
-        group.sweep.indices,
-        key=lambda v: footprint(program.shape(v[0]), program.dtype(v[0]), group.sweep.indices[v]).bytes(sizes),
-    )
-    version = versions[-1]
-    value = version[0]
-    nbytes = footprint(program.shape(value), program.dtype(value), group.sweep.indices[version]).bytes(sizes)
-    makers = [s for s in group.sweep.steps if version in (s.result, *s.operands) and not s.rule.fuses]
-    where = f" needed by `{makers[0].equation.name}`{_source_line(makers[0])}" if makers else ""
-    dims = [d for d, axis in enumerate(group.sweep.indices[version]) if axis is None and program.shape(value)[d] > 1]
-    whole = f", whole along dim {', '.join(map(str, dims))}" if dims else ""
+    _, what, remedy = max(_needs(group, program), key=lambda need: need[0])
     return (
-        f"the smallest tile of {program.avals[value].str_short()}{where} takes {nbytes:,} bytes{whole}; with all that "
-        f"is in memory beside it, {group.tiling.resident:,} bytes are needed, but {budget:,} bytes of the memory "
-        "budget are left for it. Raise the budget with set_memory_budget, or store the array in smaller chunks."
+        f"{what}. With all that is in memory beside it, {group.tiling.resident:,} bytes are needed, but {budget:,} "
+        f"bytes of the memory budget are left for it. Raise the budget with set_memory_budget, or {remedy}."
     )
 
 
-def _source_line(step: Step) -> str:
-    return _compat.source_line(step.equation.source)
+def _needs(group: _Group, program: Program) -> Iterator[tuple[int, str, str]]:
+    """What takes memory: bytes, description, remedy."""
+    swept, sizes = group.sweep, group.tiling.sizes
+    for stream in group.model.reads:
+        what = (
+            f"one chunk of shape {stream.chunks} of an array of shape {stream.shape} takes {stream.chunk_bytes:,} bytes"
+        )
+        yield stream.chunk_bytes, what, "store the array in smaller chunks (a.save(path, chunks=...))"
+    for value in group.in_memory:
+        nbytes = program.nbytes(value)
+        what = f"the result {program.avals[value].str_short()} in memory takes {nbytes:,} bytes"
+        yield nbytes, what, "let the result be on disk"
+    for version, index in swept.indices.items():
+        value = version[0]
+        nbytes = footprint(program.shape(value), program.dtype(value), index).bytes(sizes)
+        whole = [str(d) for d, axis in enumerate(index) if axis is None and program.shape(value)[d] > 1]
+        along = f", whole along dim {', '.join(whole)}" if whole else ""
+        tile = f"the smallest tile of {program.avals[value].str_short()}{_needed_by(swept, version)}"
+        yield nbytes, f"{tile} takes {nbytes:,} bytes{along}", "store the array in smaller chunks"
+
+
+def _needed_by(swept: Sweep, version: Version) -> str:
+    for step in swept.steps:
+        if version in (step.result, *step.operands) and not step.rule.fuses:
+            return f" needed by `{step.equation.name}`{_compat.source_line(step.equation.caller)}"
+    return ""

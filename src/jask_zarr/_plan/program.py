@@ -42,7 +42,9 @@ class Equation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     source: Any
-    """The jaxpr equation, for its avals and its source line."""
+    """The jaxpr equation, for its avals."""
+    caller: Any
+    """The outermost equation that led here, for the user's line."""
 
     @property
     def name(self) -> str:
@@ -111,7 +113,7 @@ class _Builder:
             self.known[key] = (value,)
         return value
 
-    def inline(self, closed_jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+    def inline(self, closed_jaxpr: Any, inputs: Sequence[int], caller: Any = None) -> list[int]:
         jaxpr = closed_jaxpr.jaxpr
         names: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
         for variable, array in zip(jaxpr.constvars, closed_jaxpr.consts, strict=True):
@@ -122,17 +124,20 @@ class _Builder:
 
         for equation in jaxpr.eqns:
             operands = tuple(read(atom) for atom in equation.invars)
-            inner = called_jaxpr(equation)
-            outputs = self.inline(inner, operands) if inner is not None else self.apply(equation, operands)
+            inner, outermost = called_jaxpr(equation), caller or equation
+            if inner is not None:
+                outputs = self.inline(inner, operands, outermost)
+            else:
+                outputs = self.apply(equation, operands, outermost)
             names.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def apply(self, equation: core.JaxprEqn, operands: tuple[int, ...]) -> tuple[int, ...]:
+    def apply(self, equation: core.JaxprEqn, operands: tuple[int, ...], caller: Any) -> tuple[int, ...]:
         key = _key(equation, operands)
         if key in self.known:
             return self.known[key]
         outputs = tuple(self.value(v.aval) for v in equation.outvars)
-        self.equations.append(Equation(equation.primitive, equation.params, operands, outputs, equation))
+        self.equations.append(Equation(equation.primitive, equation.params, operands, outputs, equation, caller))
         if key is not None and not equation.effects:
             self.known[key] = outputs
         return outputs

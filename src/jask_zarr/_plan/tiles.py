@@ -69,6 +69,7 @@ class Stream:
     index: Index
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
+    chunk_bytes: int
     nbytes: int
     footprint: Footprint
 
@@ -131,9 +132,14 @@ class Model:
     def tile_bytes(self, sizes: Sizes) -> int:
         return add(self.read_footprints, sizes) + add(self.results, sizes)
 
-    def resident(self, sizes: Sizes, workers: int | None = None) -> int:
+    @cached_property
+    def decoding(self) -> int:
+        """Bytes of the largest chunk: it is decoded whole, even for a smaller tile."""
+        return max((stream.chunk_bytes for stream in self.reads), default=0)
+
+    def resident(self, sizes: Sizes, workers: int) -> int:
         live = max((add(moment, sizes) for moment in self.temporaries), default=0)
-        in_flight = (workers or self.workers) * (self.tile_bytes(sizes) + live)
+        in_flight = workers * (self.tile_bytes(sizes) + live + self.decoding)
         return self.fixed + in_flight + self.accumulators(sizes, self.order(sizes))
 
     def count(self, label: int, sizes: Sizes) -> int:

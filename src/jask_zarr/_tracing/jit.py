@@ -16,11 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from jask_zarr import _compat, _config
 from jask_zarr._tracing import force
 from jask_zarr._tracing.expr import Stored, Value, record, stored
 from jask_zarr._tracing.hitype import DiskArray
+from jask_zarr._tracing.lift import _ARRAY as ARRAY
 from jask_zarr._tracing.lift import Call, is_disk, lift, operand, trace_call
 from jask_zarr._tracing.lift import _Arguments as Arguments
 
@@ -90,7 +92,7 @@ def jit(
         if any(isinstance(array, _compat.Tracer) for array in split.arrays):
             return lifted(*args, **kwargs)
         call = _traced(fn, split, calls)
-        flags = _donated_arrays(args, donated, len(split.arrays))
+        flags = _donated_arrays(split, donated)
         outputs = _run(call, split.arrays, flags, out_on_disk)
         return jax.tree.unflatten(call.out_tree, outputs)
 
@@ -103,7 +105,7 @@ def planned_outputs(
     """What a call of ``jit(fn)`` would compute, and where to; for those who want to read the plan."""
     split = Arguments.of(args, kwargs, set(), set())
     call = _traced(fn, split, {})
-    values = record(call.function, [operand(x) for x in (*call.closed, *split.arrays)])
+    values = _recorded(call, split.arrays)
     outputs = _placed(values, split.arrays, [False] * len(split.arrays), None)
     return values, [force.CHOOSE if o.on_disk else None for o in outputs]
 
@@ -115,10 +117,11 @@ def _traced(fn: Callable[..., Any], split: Arguments, calls: dict[Any, Call]) ->
     return calls[split.key]
 
 
-def _donated_arrays(args: Sequence[Any], donated: set[int], count: int) -> list[bool]:
-    """Which of the flat arrays belong to a donated argument (positional arguments come first)."""
-    flags = [n in donated for n, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
-    return [*flags, *[False] * (count - len(flags))]
+def _donated_arrays(split: Arguments, donated: set[int]) -> list[bool]:
+    """Which of the flat arrays belong to a donated argument."""
+    args, _ = jax.tree.unflatten(split.tree, range(len(split.rest)))
+    leaves = {leaf for n in donated for leaf in jax.tree.leaves(args[n : n + 1])}
+    return [n in leaves for n, leaf in enumerate(split.rest) if leaf is ARRAY]
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,23 @@ class _Output:
 
 
 def _run(call: Call, arrays: Sequence[Any], donated: Sequence[bool], out_on_disk: bool | None) -> list[Any]:
-    values = record(call.function, [operand(x) for x in (*call.closed, *arrays)])
-    outputs = _placed(values, arrays, donated, out_on_disk)
+    outputs = _placed(_recorded(call, arrays), arrays, donated, out_on_disk)
     pairs = [(o.source, o.value) for o in outputs if o.source is not None and not _unchanged(o)]
     kept = [o.value for o in outputs if o.on_disk and o.source is None]
     wanted = [o.value for o in outputs if not o.on_disk]
     fresh, results = force.replace(pairs, kept, wanted)
     sources, found = iter(fresh), iter(results)
     return [_output(o, sources, found) for o in outputs]
+
+
+def _recorded(call: Call, arrays: Sequence[Any]) -> list[Value]:
+    """The outputs as values; an output that is an input as it stands is that input's value."""
+    operands = [operand(x) for x in (*call.closed, *arrays)]
+    jaxpr = call.function.jaxpr.jaxpr
+    inputs = dict(zip(jaxpr.invars[len(call.function.consts) :], operands, strict=True))
+    values = record(call.function, operands)
+    pairs = zip(jaxpr.outvars, values, strict=True)
+    return [value if isinstance(atom, Literal) else inputs.get(atom, value) for atom, value in pairs]
 
 
 def _output(output: _Output, sources: Any, found: Any) -> Any:
