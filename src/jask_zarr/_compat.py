@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import (
     ad_checkpoint,
     ad_util,
@@ -46,6 +47,7 @@ __all__ = [
     "canonical_dtype",
     "closed",
     "dce",
+    "defer_operator",
     "dense_maker",
     "hoist_constants",
     "inside",
@@ -53,6 +55,7 @@ __all__ = [
     "is_linear_input",
     "is_zero",
     "jax_runtime_error",
+    "no_sharding",
     "register_hitype",
     "reraise_failures",
     "scalar_aval",
@@ -168,8 +171,27 @@ def is_evaluating() -> bool:
 
 
 def called_by_operator() -> bool:
-    """Is the caller's caller an operator of a JAX array (which would rather have a JAX array)?"""
-    return sys._getframe(2).f_code.co_filename.endswith("array_methods.py")
+    """Is an operator of a JAX array asking (which would rather have a JAX array)?"""
+    frame = sys._getframe(2)
+    if frame.f_code.co_name == "__jax_array__":  # of a tracer, which asks its type
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith("array_methods.py")
+
+
+def defer_operator(name: str, reflected: Callable[[Any, Any], Any], is_ours: Callable[[Any], bool]) -> None:
+    """Let ``tracer <name> ours`` be ``reflected(ours, tracer)``.
+
+    Python asks the right operand only if it is of another class, and all tracers are of one.
+    """
+    original = getattr(core.ShapedArray, f"_{name}")
+
+    @wraps(original)
+    def operator(self: Any, other: Any) -> Any:
+        if isinstance(other, core.Tracer) and is_ours(other.aval):
+            return reflected(other, self)
+        return original(self, other)
+
+    setattr(core.ShapedArray, f"_{name}", staticmethod(operator))
 
 
 def dense_maker() -> str | None:
@@ -216,6 +238,11 @@ def inside(tracer: Any) -> Iterator[None]:
     """
     with core.set_current_trace(tracer._trace):
         yield
+
+
+def no_sharding(shape: tuple[int, ...]) -> Any:
+    """The sharding of an array of this shape where nothing is sharded."""
+    return core.ShapedArray(shape, np.dtype("float32")).sharding
 
 
 def scalar_aval(dtype: Any, shape: tuple[int, ...] = ()) -> Any:

@@ -40,17 +40,29 @@ class _Lowering:
         return self.atoms[atom]
 
     def equation(self, eqn: Any) -> list[Any]:
-        if isinstance(eqn.params.get("_prim"), self.reader):
-            self.atoms[eqn.outvars[0]] = self.atom(eqn.invars[0])
-            return []
+        reader = eqn.params.get("_prim")
+        if isinstance(reader, self.reader):
+            return self.inlined(reader.function.jaxpr.jaxpr, eqn)
         params = {name: self.param(value) for name, value in eqn.params.items()}
-        return [
-            eqn.replace(
-                invars=[*map(self.atom, eqn.invars)],
-                outvars=[*map(self.atom, eqn.outvars)],
-                params=params,
-            )
-        ]
+        return [self.renamed(eqn, self.atom, params)]
+
+    def inlined(self, jaxpr: Any, eqn: Any) -> list[Any]:
+        """The equations of a call (of the identity, or of what `vmap` made of it)."""
+        names = dict(zip(jaxpr.invars, map(self.atom, eqn.invars), strict=True))
+
+        def atom(inner: Any) -> Any:
+            if not isinstance(inner, _compat.Var):
+                return inner
+            if inner not in names:
+                names[inner] = _compat.Var(inner.aval)
+            return names[inner]
+
+        eqns = [self.renamed(inner, atom, inner.params) for inner in jaxpr.eqns]
+        self.atoms.update(zip(eqn.outvars, map(atom, jaxpr.outvars), strict=True))
+        return eqns
+
+    def renamed(self, eqn: Any, atom: Any, params: dict[str, Any]) -> Any:
+        return eqn.replace(invars=[*map(atom, eqn.invars)], outvars=[*map(atom, eqn.outvars)], params=params)
 
     def param(self, value: Any) -> Any:
         if isinstance(value, tuple | list):

@@ -26,6 +26,9 @@ from jask_zarr._tracing.sources import Source, renewed
 RESIDENT_SHARE = 4
 """One part in so many of the memory budget may hold forced results; plans get the rest."""
 
+MAX_REPEATED = 16
+"""Calls on top of one another that are rather repeated than stored; a matmul is never repeated."""
+
 lock = threading.RLock()
 """Held while values are forced: two threads that need one value compute it once."""
 
@@ -177,19 +180,20 @@ def worth_keeping(roots: Sequence[Value]) -> list[Value]:
     """Results of costly calls below `roots` that somebody still holds.
 
     They are forced along with the roots, so that a backward pass does not compute a matmul
-    again. What is elementwise on top of them is cheaper to compute again than to store.
+    again. What is elementwise on top of them is cheaper to compute again than to store, unless
+    it is a long chain, as a loop makes it.
     """
     asked = {id(root) for root in roots}
-    held = _held({id(expr) for expr in collect(roots).exprs})
+    exprs = collect(roots).exprs
+    held = _held({id(expr) for expr in exprs})
     kept: list[Value] = []
-    clean: dict[int, bool] = {}
-    for expr in collect(roots).exprs:
-        clean[id(expr)] = not expr.function.contracts and all(
-            value.expr is None or clean.get(id(value.expr), True) for value in expr.operands
-        )
-        if not clean[id(expr)] and id(expr) in held:
+    cost: dict[int, int] = {}
+    for expr in exprs:
+        below = (cost.get(id(value.expr), 0) for value in expr.operands if value.expr is not None)
+        cost[id(expr)] = max(below, default=0) + (MAX_REPEATED if expr.function.contracts else 1)
+        if cost[id(expr)] >= MAX_REPEATED and id(expr) in held:
             kept.extend(value for value in held[id(expr)] if id(value) not in asked)
-            clean[id(expr)] = True
+            cost[id(expr)] = 0
     return kept
 
 

@@ -72,10 +72,17 @@ class DiskArrayType(_compat.HiType):
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
-    def sharding(self) -> None:
+    def sharding(self) -> Any:
         """JAX reads it; `zeros_like` with a dtype reads it before it makes a dense array."""
         if _compat.dense_maker():
             raise dense_copy(f"an array of type {self}")
+        return _compat.no_sharding(self.shape)
+
+    @property
+    def __jax_array__(self) -> Any:
+        if _compat.called_by_operator():
+            raise AttributeError("the operator of the array on disk is used")
+        return _compat.aval_method(_as_jax_array)
 
     def update_weak_type(self, weak_type: bool) -> "DiskArrayType":
         return DiskArrayType(self.shape, self.dtype, weak_type)
@@ -380,13 +387,7 @@ class DiskArray:
     def __jax_array__(self) -> Any:
         if _compat.called_by_operator():
             raise AttributeError("the operator of the DiskArray is used")
-        return self._as_jax_array
-
-    def _as_jax_array(self) -> Any:
-        """What `jax.numpy` gets if it insists on an array of its own."""
-        if _dense.depth:
-            return _operations["dense"](self)
-        raise dense_copy(repr(self))
+        return lambda: _as_jax_array(self)
 
     @property
     def sharding(self) -> Any:
@@ -512,6 +513,20 @@ def is_dense_tracing() -> bool:
     return bool(_dense.depth)
 
 
+def _as_jax_array(x: Any) -> Any:
+    """What `jax.numpy` gets if it insists on an array of its own."""
+    if _dense.depth:
+        return _operations["dense"](x)
+    raise dense_copy(repr(x) if isinstance(x, DiskArray) else f"an array of type {_compat.typeof(x)}")
+
+
+_BINARY = "add sub mul truediv floordiv mod divmod pow matmul lshift rshift xor and or"
+_REFLECTED = {f"r{name}": name for name in _BINARY.split()} | dict(
+    eq="eq", ne="ne", lt="gt", gt="lt", le="ge", ge="le"
+)
+"""Which operator of an ordinary left operand each operator of ours stands for."""
+
+
 def attach(name: str, function: Any) -> None:
     """Make an operation an operator, method or property of arrays and of their tracers.
 
@@ -523,10 +538,13 @@ def attach(name: str, function: Any) -> None:
         Its first argument is the array.
     """
     setattr(DiskArray, name, function)
+    short = name.strip("_")
+    if name.startswith("__") and short in _REFLECTED:
+        _compat.defer_operator(_REFLECTED[short], function, lambda aval: isinstance(aval, DiskArrayType))
     if isinstance(function, property):
         setattr(DiskArrayType, name, _compat.aval_property(function.fget))
     elif name.startswith("__"):
-        setattr(DiskArrayType, f"_{name.strip('_')}", staticmethod(function))
+        setattr(DiskArrayType, f"_{short}", staticmethod(function))
     else:
         setattr(DiskArrayType, name, _compat.aval_method(function))
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jask_zarr import _compat
 from jask_zarr._tracing import dense, force, hitype, sinks
+from jask_zarr._tracing.arguments import Arguments, Static, Statics
 from jask_zarr._tracing.expr import Traced, Value, record, resident
 from jask_zarr._tracing.function import Function, Mask, is_inexact, trace
 from jask_zarr._tracing.hitype import MAX_DEPTH, DiskArray, DiskArrayType
@@ -59,7 +60,7 @@ class Lifted(_compat.HiPrimitive):
         moving = self._differentiable(moving)
         used = self.function.vjp(moving, self.function.inexact).used[: len(args)]
         kept = [arg if flag else None for arg, flag in zip(args, used, strict=True)]
-        return self.run(*args), (tuple(kept), _Static(moving))
+        return self.run(*args), (tuple(kept), Static(moving))
 
     def vjp_bwd(self, residuals: Any, cts: Sequence[Any], *accums: Any) -> None:
         args, moving = residuals[0], residuals[1].value
@@ -121,6 +122,8 @@ class Lifted(_compat.HiPrimitive):
             accum.accum(ct)
 
     def batch(self, axis: Any, args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+        if all(dim is None for dim in dims):
+            return self.run(*args), (None,) * len(self.out_aval)
         function = self.function.batch(axis.size, tuple(dims), axis.name)
         out = _call(function, args, self.on_disk, self.to_disk)
         return tuple(out), (0,) * len(out)
@@ -128,12 +131,6 @@ class Lifted(_compat.HiPrimitive):
     def _differentiable(self, moving: Sequence[Any]) -> Mask:
         pairs = zip(moving, self.function.in_avals, strict=True)
         return tuple(bool(flag) and is_inexact(aval.dtype) for flag, aval in pairs)
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Static:
-    value: Any
 
 
 def _types(avals: Sequence[Any], on_disk: Sequence[bool]) -> tuple[Any, ...]:
@@ -267,13 +264,12 @@ def lift(
     >>> jax.grad(scaled_norm)(a, 2.0).shape
     (30, 30)
     """
-    static_nums = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
-    static_names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+    statics = Statics.of(fn, static_argnums, static_argnames)
     calls: dict[Any, Call] = {}
 
     @wraps(fn)
     def lifted(*args: Any, **kwargs: Any) -> Any:
-        split = _Arguments.of(args, kwargs, static_nums, static_names)
+        split = Arguments.of(args, kwargs, statics)
         if not any(map(is_disk, split.arrays)):
             return fn(*args, **kwargs)
         if hitype.is_dense_tracing():
@@ -283,68 +279,7 @@ def lift(
     return lifted
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """Arguments taken apart: arrays are data, the rest is structure."""
-
-    arrays: tuple[Any, ...]
-    tree: Any
-    rest: tuple[Any, ...]
-    """The leaves, with `_ARRAY` where an array was."""
-
-    @staticmethod
-    def of(args: Any, kwargs: Any, nums: set[int], names: set[str]) -> "_Arguments":
-        args = tuple(_Static(a) if k in nums else a for k, a in enumerate(args))
-        kwargs = {k: _Static(a) if k in names else a for k, a in kwargs.items()}
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = tuple(map(_as_array, filter(_is_data, leaves)))
-        rest = tuple(_ARRAY if _is_data(leaf) else leaf for leaf in leaves)
-        return _Arguments(arrays, tree, rest)
-
-    def apply(self, fn: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        given = iter(arrays)
-        leaves = [next(given) if leaf is _ARRAY else leaf for leaf in self.rest]
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return fn(*map(_unwrapped, args), **{k: _unwrapped(a) for k, a in kwargs.items()})
-
-    @property
-    def key(self) -> Any:
-        types = tuple(_signature(a) for a in self.arrays)
-        return (self.tree, self.rest, types, jax.config.jax_enable_x64)
-
-
-_ARRAY = object()
-_DATA = (
-    DiskArray,
-    _compat.Tracer,
-    jax.Array,
-    np.ndarray,
-    np.generic,
-    bool,
-    int,
-    float,
-    complex,
-)
-
-
-def _is_data(leaf: Any) -> bool:
-    return isinstance(leaf, _DATA)
-
-
-def _as_array(leaf: Any) -> Any:
-    return jnp.array(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
-
-
-def _unwrapped(arg: Any) -> Any:
-    return arg.value if isinstance(arg, _Static) else arg
-
-
-def _signature(array: Any) -> Any:
-    aval = _compat.typeof(array)
-    return (isinstance(aval, DiskArrayType), tuple(aval.shape), aval.dtype, aval.weak_type)
-
-
-def _apply(fn: Callable[..., Any], split: _Arguments, calls: dict[Any, Call]) -> Any:
+def _apply(fn: Callable[..., Any], split: Arguments, calls: dict[Any, Call]) -> Any:
     call = calls.get(split.key)
     if call is None:
         avals = [_compat.typeof(array) for array in split.arrays]
