@@ -30,7 +30,7 @@ VALUES = np.arange(35, dtype="f4").reshape(7, 5)
 
 
 def make(place, values=VALUES, /, **options):
-    return BlockedArray.from_numpy(place, values, **({"chunks": (3, 2)} | options))
+    return BlockedArray.from_numpy(values, place, **({"chunks": (3, 2)} | options))
 
 
 def everything(array):
@@ -345,7 +345,7 @@ def test_a_write_reaches_the_arrays_end(array):
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4)])
 def test_scalars_and_empty_arrays(tmp_path, shape, zarr_format):
     values = np.full(shape, 3, "f4")
-    array = BlockedArray.from_numpy(tmp_path / "a", values, zarr_format=zarr_format)
+    array = BlockedArray.from_numpy(values, tmp_path / "a", zarr_format=zarr_format)
     np.testing.assert_array_equal(everything(array), values, strict=True)
     np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), values)
     assert array.nbytes == values.nbytes

@@ -223,6 +223,13 @@ def _spoil_empty(data):
     return b""
 
 
+def _reads(array, values):
+    try:
+        return np.array_equal(everything(array), values)
+    except DamagedChunkError:
+        return False
+
+
 SPOILS = (_spoil_cut, _spoil_empty, _spoil_longer)
 
 
@@ -238,12 +245,11 @@ def test_a_damaged_chunk_is_named_or_read_right(tmp_path, options, engine, spoil
     array = BlockedArray.open(tmp_path / "a", engine=engine)
     if engine == "zarr" and spoil is not _spoil_empty and "blosc" in array.codecs:
         pytest.skip("the blosc library trusts the length in its header")
-    try:
-        np.testing.assert_array_equal(everything(array), values)
-        assert spoil is _spoil_longer
-    except DamagedChunkError as error:
-        assert "Chunk (1, 2, 0)" in str(error)
-        assert str(tmp_path / "a") in str(error)
+    if spoil is _spoil_longer and _reads(array, values):
+        return  # some decoders stop at the end of what they know
+    with pytest.raises(DamagedChunkError, match=r"Chunk \(1, 2, 0\)") as caught:
+        everything(array)
+    assert str(tmp_path / "a") in str(caught.value)
     good = array.read_block((0, 0, 0))
     np.testing.assert_array_equal(good, values[:3, :2, :4])
 

@@ -29,7 +29,7 @@ OLD, NEW = np.full(SHAPE, 1, "f4"), np.full(SHAPE, 2, "f4")
 
 
 def make(place, values=OLD, /, **options):
-    return BlockedArray.from_numpy(place, values, **({"chunks": (3, 2)} | options))
+    return BlockedArray.from_numpy(values, place, **({"chunks": (3, 2)} | options))
 
 
 def everything(array):
@@ -321,7 +321,7 @@ CHILD = """if True:
     assert in_child(check, generation, generation + at) == 1
     # Old up to the record, new from then on; an update may survive a full disk here and there.
     assert how == "disk full" or outcomes == sorted(outcomes), outcomes
-    assert outcomes[0] == 0 and outcomes[-1] == 1, outcomes
+    assert set(outcomes) == {0, 1}, outcomes
     print(len(outcomes), sum(outcomes))
 """
 
@@ -433,7 +433,7 @@ def test_what_another_machine_has_left_is_left_alone(tmp_path, record):
     dead = Path(leave(make(tmp_path / "a"), record))
     dead.rename(dead.with_name("elsewhere-1-1-0"))
     if record:
-        with pytest.raises(StoreBusyError, match="elsewhere-1-1.*remove"):
+        with pytest.raises(StoreBusyError, match=r"elsewhere-1-1.*remove"):
             BlockedArray.open(tmp_path / "a")
     else:
         np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), OLD)

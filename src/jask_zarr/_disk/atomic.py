@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ..errors import ReadOnlyStoreError, StoreBusyError
 from . import owners
@@ -135,7 +136,7 @@ def _write_json(directory: str, name: str, content: object) -> None:
     os.replace(partial, os.path.join(directory, name))
 
 
-def _read_json(directory: str, name: str) -> object:
+def _read_json(directory: str, name: str) -> Any:
     try:
         return json.loads(Path(directory, name).read_text(encoding="utf-8"))
     except FileNotFoundError:

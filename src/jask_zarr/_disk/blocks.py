@@ -180,7 +180,7 @@ class BlockedArray:
         return cls(array, place, "r+", choose_engine(array, engine))
 
     @classmethod
-    def from_numpy(cls, source: Any, values: Any, **options: Any) -> Self:
+    def from_numpy(cls, values: Any, source: Any, **options: Any) -> Self:
         """Create an array that holds the values; the options are those of `create`."""
         values = np.asarray(values)
         array = cls.create(source, values.shape, options.pop("dtype", values.dtype), **options)

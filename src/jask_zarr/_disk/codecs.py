@@ -69,7 +69,7 @@ class ChunkCodec:
             buffer[...] = stored
             stored = buffer
         if self.compressor is None:
-            return memoryview(stored.reshape(-1).view("u1"))
+            return stored.reshape(-1).view("u1").data
         return memoryview(self.compressor.encode(stored)).cast("B")
 
     def _filled(self, values: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def chunk_codec(array: zarr.Array) -> tuple[ChunkCodec, bool | None] | None:
     The second is None for an array without shards, and the whole None if anything is not
     understood.
     """
-    metadata = array.metadata.to_dict()
+    metadata: dict[str, Any] = array.metadata.to_dict()  # type: ignore[assignment]
     if metadata["zarr_format"] == 2:
         codec, at_end = _codec_v2(metadata, array), None
     elif metadata["chunk_grid"]["name"] != "regular" or metadata.get("storage_transformers"):
@@ -151,7 +151,7 @@ def chunk_codec(array: zarr.Array) -> tuple[ChunkCodec, bool | None] | None:
     return None if codec is None else (codec, at_end)
 
 
-def _codec(array: zarr.Array, order: str, axes: Index, compressor: Any) -> ChunkCodec:
+def _codec(array: zarr.Array, order: Any, axes: Index, compressor: Any) -> ChunkCodec:
     bits = storage_dtype(array.dtype)
     fill = np.asarray(0 if array.fill_value is None else array.fill_value, array.dtype)
     chunks = tuple(max(c, 1) for c in array.chunks)
@@ -190,7 +190,8 @@ def _codec_v3_unsharded(codecs: list, array: zarr.Array) -> ChunkCodec | None:
     order = _V3_ORDERS[codecs[0][1].get("endian")]
     if len(codecs) == 1:
         return _codec(array, order, axes, None)
-    compressor = _compressor_v3(*codecs[1], array.dtype.itemsize)
+    name, options = codecs[1]
+    compressor = _compressor_v3(name, options, array.dtype.itemsize)
     return None if compressor is None else _codec(array, order, axes, compressor)
 
 

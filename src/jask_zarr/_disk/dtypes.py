@@ -17,7 +17,7 @@ from zarr.dtype import ZDType, data_type_registry
 from ..errors import UnsupportedDtypeError
 
 # zarr 3.4 has moved it to `errors`.
-_home = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
+_home: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
 DataTypeValidationError = _home.DataTypeValidationError
 
 _ML_NAMES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")

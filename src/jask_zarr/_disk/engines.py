@@ -97,7 +97,8 @@ class ZarrEngine:
             raise self._find_bad_chunk(start, stop) or error from error
 
     def _read(self, start: Index, stop: Index, out: np.ndarray) -> None:
-        target = default_buffer_prototype().nd_buffer.from_ndarray_like(out)
+        values: Any = out
+        target = default_buffer_prototype().nd_buffer.from_ndarray_like(values)
         self.array.get_basic_selection(box_slices(start, stop), out=target)
 
     def _find_bad_chunk(self, start: Index, stop: Index) -> BadChunk | None:
@@ -125,8 +126,9 @@ def _twin(array: zarr.Array, place: StorePath) -> zarr.Array:
     metadata: Any = array.metadata
     if storage_dtype(array.dtype) != array.dtype:
         metadata = _metadata_of_bits(array)
-    config = {"order": "C", "write_empty_chunks": True}
-    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place, config=config))
+    config: Any = {"order": "C", "write_empty_chunks": True}
+    twin: Any = zarr.AsyncArray(metadata=metadata, store_path=place, config=config)
+    return zarr.Array(twin)
 
 
 def _metadata_of_bits(array: zarr.Array) -> dict[str, Any]:
@@ -307,7 +309,7 @@ def _pread(file: int, length: int, offset: int) -> bytes:
 def _read_exactly(file: int, offset: int, length: int, buffer: np.ndarray) -> None:
     if length != buffer.nbytes:
         raise ValueError(f"{length} bytes stored, {buffer.nbytes} expected")
-    data = memoryview(buffer)
+    data = buffer.data
     while data:
         count = os.preadv(file, [data], offset)
         if not count:

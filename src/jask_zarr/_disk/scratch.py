@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import zarr
 from zarr.buffer import default_buffer_prototype
+from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore, StorePath
 
 from .. import _config
@@ -25,6 +26,7 @@ from .blocks import BlockedArray
 from .engines import choose_engine
 
 _PREFIX = "jask_zarr-"
+_CODECS = {"raw": None, "lz4": BloscCodec(cname="lz4", shuffle="shuffle")}
 _numbers = count()
 _in_use: dict[tuple[int, Path], Path] = {}
 
@@ -48,7 +50,7 @@ class SpillFile(BlockedArray):
         dtype: Any,
         chunks: Sequence[int] | None = None,
         fill_value: Any = 0,
-        compressors: Any = None,
+        codec: str = "raw",
     ) -> Self:
         """Create a temporary array.
 
@@ -56,21 +58,26 @@ class SpillFile(BlockedArray):
         ----------
         shape, dtype, chunks, fill_value
             As in `BlockedArray.create`.
-        compressors : optional
-            As in `zarr.create_array`. None stores the values as they are, which is fastest.
+        codec : {"raw", "lz4"}
+            Values as they are, which is faster wherever the page cache holds them, or compressed
+            by blosc-lz4, for slow disks and for data that becomes much smaller.
         """
         shape = tuple(int(n) for n in shape)
         if chunks is not None:
             chunks = tuple(int(n) for n in chunks)
-        template = _template(shape, np.dtype(dtype), chunks, _hashable(fill_value), compressors)
+        dtype = np.dtype(dtype)
+        fill = np.asarray(fill_value, dtype).tobytes()  # NaN is not equal to itself
+        template = _template(shape, dtype, chunks, fill, codec)
         directory = str(_own_directory() / f"{next(_numbers)}.zarr")
         os.mkdir(directory)
         Path(directory, "zarr.json").write_bytes(_metadata_bytes(template))
         place = stores.place_of(directory)
-        array = zarr.Array(zarr.AsyncArray(template.metadata, StorePath(place.store, ""), template.config))
+        store_path = StorePath(place.store, "")
+        moved: Any = zarr.AsyncArray(template.metadata, store_path, template.config)
+        array = zarr.Array(moved)
         spill = cls(array, place, "r+", choose_engine(array).moved_to(Path(directory)))
         spill._metadata_file = None
-        spill._finalizer = weakref.finalize(spill, _remove, directory, os.getpid())
+        weakref.finalize(spill, _remove, directory, os.getpid())
         return spill
 
     def __reduce__(self) -> tuple:
@@ -82,8 +89,8 @@ def _template(
     shape: tuple[int, ...],
     dtype: np.dtype,
     chunks: tuple[int, ...] | None,
-    fill_value: Any,
-    compressors: Any,
+    fill: bytes,
+    codec: str,
 ) -> zarr.Array:
     """An array of the kind, nowhere: a temporary array is made once a step, its kind once."""
     array = BlockedArray.create(
@@ -91,14 +98,10 @@ def _template(
         shape,
         dtype,
         chunks=chunks,
-        fill_value=fill_value,
-        compressors=compressors,
+        fill_value=np.frombuffer(fill, dtype)[0],
+        compressors=_CODECS[codec],
     )
     return array.zarr_array
-
-
-def _hashable(fill_value: Any) -> Any:
-    return np.asarray(fill_value).item()
 
 
 def _metadata_bytes(array: zarr.Array) -> bytes:

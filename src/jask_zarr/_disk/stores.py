@@ -77,7 +77,7 @@ def open_zarr(place: Place, mode: str) -> zarr.Array:
     if directory is not None and not directory.is_dir():
         raise _nothing_at(place)
     try:
-        return zarr.open_array(store=place.store, path=place.path or None, mode=mode)
+        return zarr.open_array(store=place.store, path=place.path, mode=mode)  # type: ignore[arg-type]
     except Exception as error:
         raise _explained(place, error) from error
 
@@ -135,9 +135,9 @@ def _unreadable(place: Place, document: dict[str, Any], error: Exception) -> Exc
 
 
 def _metadata(directory: Path | None) -> dict[str, Any] | ValueError | None:
-    for name in METADATA_FILES if directory else ():
+    for file in [directory / name for name in METADATA_FILES] if directory else ():
         try:
-            document = json.loads(Path(directory, name).read_bytes())
+            document = json.loads(file.read_bytes())
         except OSError:
             continue
         except ValueError as error:
@@ -203,7 +203,7 @@ def identity_of(place: Place) -> tuple:
     """Equal for two places exactly if they are the same stored array."""
     if place.directory is not None:
         return ("local", os.path.realpath(place.directory))
-    store = place.store
+    store: Any = place.store
     while hasattr(store, "_store") and isinstance(store._store, Store):
         store = store._store
     if isinstance(store, ZipStore):
