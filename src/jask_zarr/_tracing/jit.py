@@ -20,11 +20,10 @@ from jax.extend.core import Literal
 
 from jask_zarr import _compat, _config
 from jask_zarr._tracing import force
+from jask_zarr._tracing.arguments import ARRAY, Arguments, Statics
 from jask_zarr._tracing.expr import Stored, Value, record, stored
 from jask_zarr._tracing.hitype import DiskArray
-from jask_zarr._tracing.lift import _ARRAY as ARRAY
 from jask_zarr._tracing.lift import Call, is_disk, lift, operand, trace_call
-from jask_zarr._tracing.lift import _Arguments as Arguments
 
 MEMORY_SHARE = 16
 """Outputs larger than one part in so many of the memory budget are `DiskArray`s."""
@@ -81,14 +80,13 @@ def jit(
     (1.0, [-2.0, -2.0, -2.0])
     """
     donated = {donate_argnums} if isinstance(donate_argnums, int) else set(donate_argnums)
-    static_nums = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
-    static_names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+    statics = Statics.of(fn, static_argnums, static_argnames)
     lifted = lift(fn, static_argnums=static_argnums, static_argnames=static_argnames)
     calls: dict[Any, Call] = {}
 
     @wraps(fn)
     def planned(*args: Any, **kwargs: Any) -> Any:
-        split = Arguments.of(args, kwargs, static_nums, static_names)
+        split = Arguments.of(args, kwargs, statics)
         if any(isinstance(array, _compat.Tracer) for array in split.arrays):
             return lifted(*args, **kwargs)
         call = _traced(fn, split, calls)
@@ -103,7 +101,7 @@ def planned_outputs(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Value], list[Any]]:
     """What a call of ``jit(fn)`` would compute, and where to; for those who want to read the plan."""
-    split = Arguments.of(args, kwargs, set(), set())
+    split = Arguments.of(args, kwargs, Statics.of(fn, (), ()))
     call = _traced(fn, split, {})
     values = _recorded(call, split.arrays)
     outputs = _placed(values, split.arrays, [False] * len(split.arrays), None)
