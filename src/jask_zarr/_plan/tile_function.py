@@ -56,6 +56,8 @@ class TileOf:
         length = axis.length(self.sizes[axis.label])
         if length == array.shape[d] and axis.plain:
             return array
+        if array.shape[d] == 0:  # every element is masked later
+            return jnp.zeros((*array.shape[:d], length, *array.shape[d + 1 :]), array.dtype)
         inside = axis.offset >= 0 and not axis.origins and axis.begin(self.sweep.sizes[axis.label]) <= array.shape[d]
         if inside:
             return lax.dynamic_slice_in_dim(array, self.start(axis), length, d)
