@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import zarr
@@ -44,19 +43,17 @@ optimizer = optax.adam(1e-2)
 # The network and its training step: ordinary JAX and optax, nothing of jask_zarr in it.
 
 
-def initial_parameters(key):
-    first, second = jax.random.split(key)
-    return {
-        "w1": jax.random.normal(first, (64, HIDDEN)) * (2 / 64) ** 0.5,
-        "b1": jnp.zeros(HIDDEN),
-        "w2": jax.random.normal(second, (HIDDEN, 10)) * (1 / HIDDEN) ** 0.5,
-        "b2": jnp.zeros(10),
-    }
+def initial_parameters(rng):
+    def layer(inputs, outputs):
+        weights = rng.normal(scale=(2 / inputs) ** 0.5, size=(inputs, outputs))
+        return {"w": weights.astype(np.float32), "b": np.zeros(outputs, np.float32)}
+
+    return {"first": layer(64, HIDDEN), "second": layer(HIDDEN, 10)}
 
 
 def logits(params, x):
-    hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
-    return hidden @ params["w2"] + params["b2"]
+    first, second = params["first"], params["second"]
+    return jax.nn.relu(x @ first["w"] + first["b"]) @ second["w"] + second["b"]
 
 
 def loss(params, x, y):
@@ -138,9 +135,9 @@ def on_disk(tree, folder: Path):
     return jax.tree_util.tree_map_with_path(stored, tree)
 
 
-def train(x, y, folder: Path):
+def train(x, y, folder: Path, rng):
     """The trained parameters, in `folder`, and what the steps read, in bytes a step."""
-    params = on_disk(initial_parameters(jax.random.key(0)), folder / "params")
+    params = on_disk(initial_parameters(rng), folder / "params")
     opt_state = on_disk(jz.jit(optimizer.init)(params), folder / "optimizer")
     step = jz.jit(train_step, donate_argnums=(0, 1))
     starts = [start for _ in range(EPOCHS) for start in range(0, len(x), BATCH)]
@@ -152,8 +149,8 @@ def train(x, y, folder: Path):
 
 
 def accuracy(params, images, labels) -> float:
-    predicted = jnp.argmax(logits(params, as_rows(images)), axis=-1)
-    return float(jnp.mean(predicted == labels))
+    predicted = jz.jit(logits)(params, as_rows(images)).argmax(axis=-1)
+    return float(np.mean(predicted == labels))
 
 
 # What the user sees.
@@ -191,10 +188,10 @@ def run(folder: Path, rows: int) -> dict:
 
     store = folder / "trained.zarr"
     zarr.create_group(store)
-    params, bytes_read_per_step = train(x, y, store)
+    params, bytes_read_per_step = train(x, y, store, rng)
     final_loss = float(jz.jit(loss)(params, x, y))  # over the whole store
     report = {
-        "accuracy": accuracy(jax.tree.map(np.asarray, params), *test),
+        "accuracy": accuracy(params, *test),
         "loss": final_loss,
         "raw_bytes": x.nbytes,
         "stored_bytes": stored_x.nbytes_stored(),
