@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -19,13 +19,14 @@ from jax._src import (
     ad_util,
     callback,
     core,
+    dispatch,
     dtypes,
     effects,
     hijax,
     pjit,
     source_info_util,
 )
-from jax._src.interpreters import ad
+from jax._src.interpreters import ad, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import conditionals, loops
 
@@ -47,6 +48,7 @@ __all__ = [
     "canonical_dtype",
     "closed",
     "dce",
+    "evaluating",
     "defer_operator",
     "dense_maker",
     "hoist_constants",
@@ -56,6 +58,7 @@ __all__ = [
     "is_zero",
     "jax_runtime_error",
     "no_sharding",
+    "ordered_callback",
     "register_hitype",
     "reraise_failures",
     "scalar_aval",
@@ -116,6 +119,49 @@ def _raising_remat(lower: Callable[..., Any]) -> Callable[..., Any]:
 
 ad_checkpoint.remat_p.to_lojax = _raising_remat(ad_checkpoint.remat_p.to_lojax)
 _calls = (pjit.jit_p, loops.scan_p, loops.while_p, conditionals.cond_p, ad_checkpoint.remat_p)
+
+
+_callback_p = core.Primitive("disk_callback")
+_callback_p.multiple_results = True
+_callback_p.def_impl(partial(dispatch.apply_primitive, _callback_p))
+
+
+@_callback_p.def_effectful_abstract_eval
+def _callback_abstract_eval(*_: Any, function: Any, results: Any) -> Any:
+    return results, {callback._OrderedIOEffect}
+
+
+def _callback_lowering(ctx: Any, *args: Any, function: Callable[..., Any], results: Any) -> Any:
+    def called(*arrays: Any) -> tuple[np.ndarray, ...]:
+        return tuple(map(np.asarray, function(*arrays)))
+
+    effect = callback._OrderedIOEffect
+    out, token, _ = callback.emit_python_callback(
+        ctx,
+        called,
+        ctx.tokens_in.get(effect),
+        list(args),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        returns_token=True,
+        sharding=callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
+    )
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return out
+
+
+mlir.register_lowering(_callback_p, _callback_lowering, cacheable=False)
+
+
+def ordered_callback(function: Callable[..., Any], results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Call Python from a compiled function, in order, with NumPy arrays.
+
+    `jax.experimental.io_callback` first puts the arguments on a device, which waits for a thread
+    of JAX that, on one core, is the very thread that runs the callback.
+    """
+    avals = tuple(core.ShapedArray(r.shape, r.dtype) for r in results)
+    return _callback_p.bind(*arguments, function=function, results=avals)
 
 
 def reraise_failures(is_ours: Callable[[Any], bool], original: Callable[..., Any]) -> None:
@@ -223,6 +269,15 @@ class FillingDtype(dtypes.ExtendedDType):
 
     def full(self, shape: Any, value: Any, dtype: Any) -> Any:
         return self.make(shape, value)
+
+
+def evaluating() -> Any:
+    """Run operations now, whatever trace is around us.
+
+    Not `jax.ensure_compile_time_eval`: that also evaluates the constants of functions that are
+    traced inside it, at full shape and in memory.
+    """
+    return core.eval_context()
 
 
 def trace_of(tracer: Any) -> Any:

@@ -229,15 +229,14 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
     """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free.
 
     1. Cut what can be cut for free.
-    2. If all workers at once do not fit, let fewer work at a time.
-    3. If one does not fit, cut what costs least.
+    2. If one tile at a time does not fit, cut what costs least; below whole chunks only if it must be.
+    3. Cut on, as long as it is free, so that more tiles fit at a time.
     """
     sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes, model.workers, free=True)
-    if model.resident(sizes, 1) > budget:
-        for workers, granules in ((2, model.granules), (1, model.granules), (1, model.least_granules)):
-            sizes = _shrink(model, sizes, granules, budget, tile_bytes, workers, free=False)
-            if model.resident(sizes, workers) <= budget:
-                break
+    for granules in (model.granules, model.least_granules):
+        if model.resident(sizes, 1) > budget:
+            sizes = _shrink(model, sizes, granules, budget, tile_bytes, 1, free=False)
+            sizes = _shrink(model, sizes, granules, budget, tile_bytes, model.workers, free=True)
     order = model.order(sizes)
     at_most = min(model.workers, math.prod(model.count(label, sizes) for label in order))
     workers = max((n for n in range(1, at_most + 1) if model.resident(sizes, n) <= budget), default=1)

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from jask_zarr import _config, _disk
+from jask_zarr import _compat, _config, _disk
 from jask_zarr._plan import CHOOSE, InputSpec, OutputSpec, make_plan
 from jask_zarr._run import run
 from jask_zarr._tracing.expr import Graph, Resident, Stored, Value, assemble, collect
@@ -95,7 +94,7 @@ def check(value: Value) -> None:
 
 def plan_for(values: Sequence[Value], targets: Sequence[Any]) -> Any:
     """The plan that would compute some values, for those who want to read it."""
-    with lock, jax.ensure_compile_time_eval():
+    with lock, _compat.evaluating():
         return program_for(collect(values), tuple(targets)).plan
 
 
@@ -105,7 +104,7 @@ def evaluate(values: Sequence[Value], targets: Sequence[Any], open_writers: Any)
     `targets` has, for each value, None (to memory), the chunks of its writer, or `CHOOSE`;
     ``open_writers(plan)`` gives the writers.
     """
-    with lock, jax.ensure_compile_time_eval():
+    with lock, _compat.evaluating():
         graph = collect(values)
         for leaf in graph.leaves:
             check(leaf)

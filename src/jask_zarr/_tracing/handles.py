@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jask_zarr import errors
+from jask_zarr import _compat, errors
 from jask_zarr._tracing import force
 from jask_zarr._tracing.expr import Value
 
@@ -78,7 +78,7 @@ def lower(value: Value) -> Any:
     owner = threading.get_ident()
     with _lock:
         handle = _register(value, owner)
-    with jax.ensure_compile_time_eval():
+    with _compat.evaluating():
         scalar = jax.device_put(np.int32(handle.number))
     weakref.finalize(scalar, _bury, handle.number, owner).atexit = False
     return scalar
@@ -89,7 +89,7 @@ def lower_many(values: list[Value]) -> Any:
     owner = threading.get_ident()
     with _lock:
         numbers = [_register(value, owner).number for value in values]
-    with jax.ensure_compile_time_eval():
+    with _compat.evaluating():
         vector = jax.device_put(np.array(numbers, np.int32))
     for number in numbers:
         weakref.finalize(vector, _bury, number, owner).atexit = False
