@@ -7,6 +7,7 @@ module and does not know which version runs.
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -121,6 +122,15 @@ ad_checkpoint.remat_p.to_lojax = _raising_remat(ad_checkpoint.remat_p.to_lojax)
 _calls = (pjit.jit_p, loops.scan_p, loops.while_p, conditionals.cond_p, ad_checkpoint.remat_p)
 
 
+_one_at_a_time = threading.RLock()
+"""Held while a function that calls back runs. It occupies a thread of JAX's pool, and so does what
+its callback computes: several at once could take them all and wait for each other."""
+
+_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+if _cores == 1:
+    # A pool of one thread would wait for itself. XLA reads the size when JAX is first used.
+    os.environ.setdefault("NPROC", "2")
+
 _callback_p = core.Primitive("disk_callback")
 _callback_p.multiple_results = True
 _callback_p.def_impl(partial(dispatch.apply_primitive, _callback_p))
@@ -183,8 +193,9 @@ def _reraising(
         if not is_evaluating() or not any(map(is_ours, [*args, *_constants(params)])):
             return lower(*args, **params)
         try:
-            outs = lower(*args, **params)
-            jax.block_until_ready([x for x in outs if isinstance(x, jax.Array)])
+            with _one_at_a_time:
+                outs = lower(*args, **params)
+                jax.block_until_ready([x for x in outs if isinstance(x, jax.Array)])
         except jax_runtime_error as error:
             raise original(error) from None
         return outs

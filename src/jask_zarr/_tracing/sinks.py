@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import io_callback
 
 from jask_zarr import _compat
 from jask_zarr._tracing import force, handles, updates
@@ -99,7 +98,9 @@ def _resolve(value: Value, argument: Any, found: list[handles.Handle]) -> Value:
 
 
 def _emit(callback: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> Any:
-    return io_callback(_guarded(callback), result, *arguments, ordered=True)
+    results, tree = jax.tree.flatten(result)
+    out = _compat.ordered_callback(lambda *a: jax.tree.leaves(_guarded(callback)(*a)), results, arguments)
+    return jax.tree.unflatten(tree, out)
 
 
 def _guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
