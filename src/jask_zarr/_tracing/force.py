@@ -248,9 +248,11 @@ def replace(
             source.check()
         news = [value for _, value in pairs]
         dependents = _dependents({id(s) for s, _ in pairs}, {id(v) for v in (*news, *kept)})
+        forced = [*(v for v in kept if v.is_pending), *dependents]
+        forced += worth_keeping([*news, *wanted, *forced])
         staged: list[Any] = []
         try:
-            results = _write(pairs, wanted, [*(v for v in kept if v.is_pending), *dependents], staged)
+            results = _write(pairs, wanted, forced, staged)
             _disk.commit(staged)
         except BaseException:
             for update in staged:
