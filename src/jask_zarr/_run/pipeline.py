@@ -20,11 +20,10 @@ from jask_zarr._disk import SpillFile
 from jask_zarr._plan.plan import Destination, Pass, Plan, Result
 from jask_zarr._plan.tiles import Stream
 from jask_zarr._run import combine
+from jask_zarr._run.buffers import BufferPool, give_back_freed_memory
 from jask_zarr._run.compiled import compiled
 from jask_zarr._run.executors import in_order
 from jask_zarr._run.tile import Tile, tiles_of
-
-ALIGNMENT = 64
 
 Progress = Callable[[int, int, int, int], None]
 """Called with pass number, passes, tiles done, tiles, after every tile."""
@@ -38,6 +37,7 @@ def run(
     ``inputs`` are `BlockedArray`s where the plan says on disk, else arrays. ``writers`` are None for outputs in memory,
     else objects with ``write_box(start, values)``.
     """
+    give_back_freed_memory()
     values: dict[int, Any] = dict(zip(plan.program.inputs, inputs, strict=True))
     outputs = [
         np.empty(plan.program.shape(v), plan.program.dtype(v)) if spec.chunks is None else None
@@ -50,45 +50,50 @@ def run(
     return outputs
 
 
-@dataclass
 class _SharedRead:
-    """A box that one or several tiles need; read once, by the first that asks."""
+    """A box that one or several tiles need; read once, by the first that asks.
 
-    source: Any
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    array: Any = None
-    lock: Lock = field(default_factory=Lock)
+    Its buffer goes back to the pool when the last of them is done.
+    """
+
+    def __init__(self, source: Any, start: tuple[int, ...], shape: tuple[int, ...], pool: BufferPool) -> None:
+        self.source, self.start, self.shape, self.pool = source, start, shape, pool
+        self.buffer: np.ndarray | None = None
+        self.array: Any = None
+        self.lock = Lock()
 
     def get(self) -> Any:
         with self.lock:
             if self.array is None:
-                self.array = jax.device_put(read_padded(self.source, self.start, self.shape))
+                self.buffer = self.pool.take(self.shape, self.source.dtype)
+                read_padded(self.source, self.start, self.buffer)
+                self.array = jax.device_put(self.buffer)
             return self.array
 
+    def keep_if_part_of(self, result: Any) -> None:
+        """A result that is the buffer itself keeps it."""
+        if self.buffer is not None and np.may_share_memory(self.buffer, result):
+            self.buffer = None
 
-def read_padded(source: Any, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    def __del__(self) -> None:
+        self.array = None
+        if self.buffer is not None:
+            self.pool.give(self.buffer)
+
+
+def read_padded(source: Any, start: tuple[int, ...], buffer: np.ndarray) -> None:
     """Read a box that may lie partly outside the array; zeros there."""
-    stop = tuple(s + n for s, n in zip(start, shape, strict=True))
+    stop = tuple(s + n for s, n in zip(start, buffer.shape, strict=True))
     inside_start = tuple(min(max(s, 0), n) for s, n in zip(start, source.shape, strict=True))
     inside_stop = tuple(min(max(s, 0), n) for s, n in zip(stop, source.shape, strict=True))
-    buffer = aligned_empty(shape, source.dtype)
     if (inside_start, inside_stop) == (start, stop):
-        return source.read_box(start, stop, out=buffer) if buffer.size else buffer
+        if buffer.size:
+            source.read_box(start, stop, out=buffer)
+        return
     buffer[...] = np.zeros((), source.dtype)
     if all(a < b for a, b in zip(inside_start, inside_stop, strict=True)):
         cut = tuple(slice(a - s, b - s) for a, b, s in zip(inside_start, inside_stop, start, strict=True))
         buffer[cut] = source.read_box(inside_start, inside_stop)
-    return buffer
-
-
-def aligned_empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """An array that the CPU device takes without a copy."""
-    dtype = np.dtype(dtype)
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    offset = -raw.ctypes.data % ALIGNMENT
-    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
 @dataclass
@@ -100,6 +105,7 @@ class _PassRun:
     outputs: list[np.ndarray | None]
     writers: Sequence[Any]
     progress: Progress | None
+    pool: BufferPool = field(default_factory=BufferPool)
     totals: dict[tuple[int, tuple[int, ...]], tuple[int, Any]] = field(default_factory=dict)
     """Partial results so far, by result and kept tile: how many tiles they hold, and their combination."""
 
@@ -150,14 +156,18 @@ class _PassRun:
         start, shape = tile.start(stream.index, self.origins), tile.extent(stream.shape, stream.index)
         last = previous.get(number)
         if last is None or (last.start, last.shape) != (start, shape):
-            previous[number] = last = _SharedRead(self.values[stream.version[0]], start, shape)
+            previous[number] = last = _SharedRead(self.values[stream.version[0]], start, shape, self.pool)
         return last
 
     # -- one tile, in a worker --
 
     def _task(self, tile: Tile, reads: list[_SharedRead]) -> tuple[Tile, list[Any]]:
         results = self.compiled.call(tile, self.origin_values, [read.get() for read in reads], self.memory)
-        return tile, [self._deliver(r, tile, array) for r, array in zip(self.pass_.results, results, strict=True)]
+        partials = [self._deliver(r, tile, array) for r, array in zip(self.pass_.results, results, strict=True)]
+        for partial in jax.tree.leaves(partials):
+            for read in reads:
+                read.keep_if_part_of(partial)
+        return tile, partials
 
     def _deliver(self, result: Result, tile: Tile, array: Any) -> Any:
         """Write what is complete; give back what is partial; drop what an earlier tile has given already."""

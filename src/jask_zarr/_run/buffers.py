@@ -1,0 +1,63 @@
+"""Memory for tiles: aligned, used again, and given back to the system.
+
+The CPU device takes an aligned buffer without a copy, so a buffer may be used again only when no result points into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+_MMAP_THRESHOLD = 1 << 20
+_M_MMAP_THRESHOLD = -3
+
+
+class BufferPool:
+    """Buffers of one pass. A tile has the same size as the next: each buffer is faulted in once."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._lock = Lock()
+
+    def take(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
+        """An array that begins at a multiple of `ALIGNMENT` bytes; its content is arbitrary."""
+        dtype = np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            free = self._free.get(nbytes)
+            raw = free.pop() if free else _aligned(nbytes)
+        return raw.view(dtype).reshape(shape)
+
+    def give(self, array: np.ndarray) -> None:
+        """Take an array back; nobody may use it any more."""
+        raw = array.reshape(-1).view(np.uint8)
+        with self._lock:
+            self._free.setdefault(raw.nbytes, []).append(raw)
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    return raw[offset : offset + nbytes]
+
+
+@cache
+def give_back_freed_memory() -> None:
+    """Let glibc return large freed blocks to the system, those of XLA too.
+
+    By default it raises its threshold to the largest block that was ever freed (up to 32 MiB) and keeps what is
+    smaller, for each thread; then a process holds several times what its tiles need. A user's own setting stays.
+    """
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ or "GLIBC_TUNABLES" in os.environ:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
