@@ -44,6 +44,7 @@ __all__ = [
     "Zero",
     "as_function",
     "aval_method",
+    "attend_calls",
     "aval_property",
     "called_by_operator",
     "canonical_dtype",
@@ -54,6 +55,7 @@ __all__ = [
     "dense_maker",
     "hoist_constants",
     "inside",
+    "is_attended",
     "is_evaluating",
     "is_linear_input",
     "is_zero",
@@ -61,7 +63,6 @@ __all__ = [
     "no_sharding",
     "ordered_callback",
     "register_hitype",
-    "reraise_failures",
     "scalar_aval",
     "source_line",
     "tangent_dtype",
@@ -174,33 +175,57 @@ def ordered_callback(function: Callable[..., Any], results: Sequence[Any], argum
     return _callback_p.bind(*arguments, function=function, results=avals)
 
 
-def reraise_failures(is_ours: Callable[[Any], bool], original: Callable[..., Any]) -> None:
-    """Let compiled functions raise what their callbacks raised, not JAX's text of it.
+def attend_calls(
+    is_ours: Callable[[Any], bool], original: Callable[..., Any], finish: Callable[[], None]
+) -> None:
+    """Wait for compiled functions that have an argument or constant that `is_ours`.
 
     JAX reports the failure of a callback when the function is called or, later, when a result is
-    looked at. Functions with an argument or constant that `is_ours` wait for their results, so
-    that the failure is theirs; ``original(error)`` is the exception to raise in its place.
+    looked at. Such functions wait for their results, so that the failure is theirs, and raise
+    ``original(error)``, what the callback raised, in the place of JAX's text of it. When all is
+    well, ``finish()`` is called.
     """
     for primitive in _calls:
-        primitive.to_lojax = _reraising(primitive.to_lojax, is_ours, original)
+        primitive.to_lojax = _attended(primitive.to_lojax, is_ours, original, finish)
 
 
-def _reraising(
-    lower: Callable[..., Any], is_ours: Callable[[Any], bool], original: Callable[..., Any]
+def is_attended() -> bool:
+    """Does somebody wait for the function that calls back now?"""
+    return _attended_calls[0] > 0
+
+
+_attended_calls = [0]
+
+
+def _attended(
+    lower: Callable[..., Any],
+    is_ours: Callable[[Any], bool],
+    original: Callable[..., Any],
+    finish: Callable[[], None],
 ) -> Callable[..., Any]:
     @wraps(lower)
     def to_lojax(*args: Any, **params: Any) -> Any:
         if not is_evaluating() or not any(map(is_ours, [*args, *_constants(params)])):
             return lower(*args, **params)
         try:
-            with _one_at_a_time:
+            with _one_at_a_time, _counted():
                 outs = lower(*args, **params)
                 jax.block_until_ready([x for x in outs if isinstance(x, jax.Array)])
         except jax_runtime_error as error:
             raise original(error) from None
+        finish()
         return outs
 
     return to_lojax
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    _attended_calls[0] += 1
+    try:
+        yield
+    finally:
+        _attended_calls[0] -= 1
 
 
 def _constants(params: dict[str, Any]) -> Sequence[Any]:

@@ -247,7 +247,7 @@ def replace(
         for source, _ in pairs:
             source.check()
         news = [value for _, value in pairs]
-        dependents = _dependents({id(s) for s, _ in pairs}, {id(v) for v in (*news, *kept)})
+        dependents = _dependents({id(s.origin) for s, _ in pairs}, {id(v) for v in (*news, *kept)})
         forced = [*(v for v in kept if v.is_pending), *dependents]
         forced += worth_keeping([*news, *wanted, *forced])
         staged: list[Any] = []

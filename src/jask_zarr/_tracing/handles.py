@@ -128,10 +128,11 @@ def consume(handle: Handle) -> None:
         if handle.uses is not None:
             handle.uses -= 1
             if handle.uses <= 0:
-                _drop(handle)
+                drop(handle)
 
 
-def _drop(handle: Handle) -> None:
+def drop(handle: Handle) -> None:
+    """Forget an array that a callback made."""
     _table.pop(handle.number, None)
     _made.get(handle.owner, {}).pop(handle.number, None)
 

@@ -462,6 +462,7 @@ class DiskArray:
         (2,)
         """
         value = self._concrete("save")
+        force.check(value)
         chunks = chunks or self.chunks or force.plan_for([value], [force.CHOOSE]).output_chunks[0]
         array = _disk.BlockedArray.create(path, self.shape, self.dtype, chunks=chunks, **keywords)
         force.write(value, array)
@@ -586,4 +587,4 @@ def _leaf_tracer(value: Value) -> Any:
 
 
 _compat.register_hitype(DiskArray, lambda array: array.aval)
-_compat.reraise_failures(lambda x: isinstance(x, DiskArray), sinks.original_failure)
+_compat.attend_calls(lambda x: isinstance(x, DiskArray), sinks.original_failure, updates.flush)

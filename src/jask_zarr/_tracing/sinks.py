@@ -210,7 +210,7 @@ class UpdateSite:
     def __init__(self, old: Value, new: Value) -> None:
         self.site = Site([old, new])
         self.escapes = False
-        """Does the function return the updated array? Then the update is done at its return."""
+        """Does the function return the updated array? Then the update is done at its return, in any case."""
 
     def emit(self) -> Any:
         return _emit(self.callback, HANDLE, self.site.arguments())
@@ -224,7 +224,7 @@ class UpdateSite:
         handle.is_lazy = True
         updates.defer(handle, old, new)
         _done(found)
-        if not self.escapes:
+        if not self.escapes and not _compat.is_attended():
             updates.flush_handles([handle])
         return np.int32(handle.number)
 

@@ -58,15 +58,15 @@ def source_of(array: Any) -> Source:
         known = _sources.get(array.identity)
         if known is None:
             known = _sources[array.identity] = Source(array)
-        elif known.array.read_only and not array.read_only:
-            known.array = array
-        return known
+        if known.array.read_only == array.read_only:
+            return known
+        return Source(array, origin=known)
 
 
 def renewed(source: Source) -> Source:
     """The store of `source` holds new values: the source of those."""
     with _lock:
-        source._replaced = True
+        source.origin._replaced = True
         fresh = Source(source.array, is_scratch=source.is_scratch)
         _sources[source.array.identity] = fresh
         return fresh

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr import _compat, errors
-from jask_zarr._tracing import hitype, sinks, updates
+from jask_zarr._tracing import handles, hitype, sinks, updates
 from jask_zarr._tracing.expr import Stored
 from jask_zarr._tracing.function import Function, trace
 from jask_zarr._tracing.hitype import DiskArray, DiskArrayType, UpdateHandle
@@ -125,6 +125,7 @@ class Updated(_compat.HiPrimitive):
         old_value, new_value = operand(array), operand(new)
         if not old_value.is_traced and _compat.is_evaluating():
             updates.flush()
+            handles.quiet_point()
             return (DiskArray(updates.apply([(old_value, new_value)])[0]),)
         site = sinks.UpdateSite(old_value, new_value)
         return (DiskArray(new_value, UpdateHandle(site, site.emit())),)

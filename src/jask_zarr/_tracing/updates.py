@@ -10,10 +10,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from jask_zarr._tracing import force
+from jask_zarr._tracing import force, handles
 from jask_zarr._tracing.expr import Stored, Value, stored
 
-_pending: list[Any] = []
+_pending: list[handles.Handle] = []
 _lock = threading.RLock()
 
 
@@ -23,7 +23,7 @@ def apply(pairs: Sequence[tuple[Value, Value]]) -> list[Value]:
         for old, _ in pairs:
             force.check(old)
         targets = [_store(old) for old, _ in pairs]
-        if len({id(t) for t in targets if t is not None}) < sum(t is not None for t in targets):
+        if len({id(t.origin) for t in targets if t is not None}) < sum(t is not None for t in targets):
             raise ValueError("two updates of one store in one step: combine them into one")
         in_stores = [(t, new) for t, (_, new) in zip(targets, pairs, strict=True) if t is not None]
         fresh = iter(force.replace(in_stores)[0] if in_stores else ())
@@ -37,16 +37,16 @@ def _store(value: Value) -> Any:
     return leaf.source if isinstance(leaf, Stored) and not leaf.source.is_scratch else None
 
 
-def defer(handle: Any, old: Value, new: Value) -> None:
+def defer(handle: handles.Handle, old: Value, new: Value) -> None:
     """Note an update of this run."""
     with _lock:
         handle.update = (old, new)
         _pending.append(handle)
 
 
-def flush_handles(handles: Sequence[Any]) -> None:
+def flush_handles(found: Sequence[handles.Handle]) -> None:
     """Do the updates that these arrays are results of, with all others of their callers."""
-    owners = {handle.owner for handle in handles if handle.update is not None}
+    owners = {handle.owner for handle in found if handle.update is not None}
     if owners:
         _flush(lambda handle: handle.owner in owners)
 
@@ -65,7 +65,13 @@ def _flush(chosen: Any) -> None:
         pairs = [handle.update for handle in group]
         for handle in group:
             handle.update = None
-        for handle, value in zip(group, apply(pairs), strict=True):
+        try:
+            fresh = apply(pairs)
+        except BaseException:
+            for handle in group:
+                handles.drop(handle)
+            raise
+        for handle, value in zip(group, fresh, strict=True):
             handle._value = value
 
 
