@@ -176,6 +176,9 @@ _REDUCTIONS = [
       for n in ("nansum", "nanmax", "nanmin", "nanmean", "nanvar", "nanstd", "nanprod")],
     _row("nanmean_0", lambda xp, a: xp.nanmean(a, axis=0), (Operand("mk", "nans"),)),
     _row("median", lambda xp, a: xp.median(a, axis=0)),
+    _row("quantile", lambda xp, a: xp.quantile(a, jnp.array([0.25, 0.8]), axis=1), grad=()),
+    _row("percentile", lambda xp, a: xp.percentile(a, 30.0), grad=()),
+    _row("nanmedian", lambda xp, a: xp.nanmedian(a, axis=0), (Operand("mk", "nans"),), ()),
     _row("normalise", lambda xp, a: (a - a.mean(0)) / (1 + a.std(0))),
 ]  # fmt: skip
 
@@ -192,6 +195,7 @@ _PRODUCTS = [
     _row("dot_vectors", _named("dot"), (Operand("k"), Operand("k"))),
     _row("vdot", operands=(A, B)),
     _row("inner", operands=(A, Operand("nk"))),
+    _row("vecdot", operands=(A, B)),
     _row("outer", operands=(Operand("m"), Operand("k"))),
     _row("tensordot", lambda xp, a, b: xp.tensordot(a, b, 1), (_CUBE, Operand("nb"))),
     _row("tensordot_axes", lambda xp, a, b: xp.tensordot(a, b, axes=((0, 1), (0, 1))), (_CUBE, A)),
@@ -268,6 +272,11 @@ _LOOK_UP = [
     _row("cumsum_last", lambda xp, a: a.cumsum(1), dtypes=ANY_NUMBER),
     _row("cumsum_flat", lambda xp, a: xp.cumsum(a)),
     _row("cumprod", lambda xp, a: xp.cumprod(a, axis=1)),
+    _row("searchsorted", lambda xp, a: xp.searchsorted(jnp.array([-1.0, 0, 1]), a), grad=()),
+    _row("digitize", lambda xp, a: xp.digitize(a, jnp.array([-1.0, 0, 1])), grad=()),
+    _row("isin", lambda xp, i: xp.isin(i, jnp.array([0, 2])), (_INT,), ()),
+    _row("interp", lambda xp, a: xp.interp(a, jnp.array([-1.0, 0, 1]), jnp.array([3.0, 1, 2]))),
+    _row("polyval", lambda xp, a: xp.polyval(jnp.array([1.0, -2, 3]), a)),
     _row("diff", lambda xp, a: xp.diff(a, axis=0)),
 ]  # fmt: skip
 
@@ -287,4 +296,12 @@ transpose_axes T reshape_flat reshape_merge broadcast_to concatenate concatenate
 roll pad tile repeat tril
 take index_scalar index_box index_step index_mixed slices_shared sort cumsum
 """.split()
-CORE = [op for name in _CORE for op in OPS if op.name == name]
+
+
+def rows(*names: str) -> list[Op]:
+    """The rows of these names, in order."""
+    table = {op.name: op for op in OPS}
+    return [table[name] for name in names]
+
+
+CORE = rows(*_CORE)

@@ -10,8 +10,8 @@ import pytest
 import helpers
 import jask_zarr as jz
 import jask_zarr.numpy
-from helpers import GRIDS, REFERENCE, Op, check, check_in_tiles, disk, in_memory
-from table import CORE, OPS
+from helpers import GRIDS, REFERENCE, SMALLEST_BUDGET, Op, check, check_in_tiles, disk, in_memory
+from table import CORE, OPS, rows
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
@@ -23,6 +23,13 @@ def test_op(op: Op) -> None:
 @pytest.mark.parametrize("op", CORE, ids=str)
 def test_op_cut_into_tiles(op: Op, grid: str) -> None:
     check_in_tiles(op, "forward", grid)
+
+
+@pytest.mark.parametrize("op", rows("add", "softmax", "T", "matmul_batched", "concatenate"), ids=str)
+def test_a_small_budget_does_cut(op: Op) -> None:
+    jz.set_memory_budget(2 * SMALLEST_BUDGET)
+    plan = jz.explain(op.call(jz, *op.on_disk(grid="thin"))).plan
+    assert max(step.tiles for step in plan.passes) > 1
 
 
 @pytest.mark.parametrize(

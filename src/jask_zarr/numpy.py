@@ -25,26 +25,29 @@ from jask_zarr._tracing.lift import lift
 
 # fmt: off
 __all__ = [  # noqa: RUF022
-    "abs", "absolute", "add", "all", "allclose", "amax", "amin", "angle", "any", "arccos", "arccosh", "arcsin",
-    "arcsinh", "arctan", "arctan2", "arctanh", "argmax", "argmin", "argsort", "array_equal", "astype", "average",
-    "bitwise_and", "bitwise_count", "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast_arrays",
-    "broadcast_to", "cbrt", "ceil", "celu", "clip", "concatenate", "conj", "conjugate", "copysign", "cos", "cosh",
-    "count_nonzero", "cumprod", "cumsum", "deg2rad", "degrees", "diagonal", "diff", "divide", "divmod", "dot",
-    "einsum", "elu", "equal", "exp", "exp2", "expand_dims", "expm1", "fabs", "flip", "float_power", "floor",
-    "floor_divide", "fmax", "fmin", "fmod", "gcd", "gelu", "glu", "greater", "greater_equal", "hard_sigmoid",
-    "hard_silu", "hard_swish", "hard_tanh", "heaviside", "hstack", "hypot", "imag", "inner", "invert", "isclose",
-    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "lcm", "leaky_relu", "left_shift", "less", "less_equal",
-    "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logaddexp2", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum",
-    "mean", "median", "min", "minimum", "mish", "mod", "moveaxis", "multiply", "nan_to_num", "nanargmax",
-    "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "negative", "norm",
-    "not_equal", "one_hot", "outer", "pad", "permute_dims", "positive", "pow", "power", "prod", "ptp", "rad2deg",
-    "radians", "ravel", "real", "reciprocal", "relu", "relu6", "remainder", "repeat", "reshape", "right_shift",
-    "rint", "roll", "round", "select", "selu", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh",
-    "soft_sign", "softmax", "softplus", "sort", "sparse_plus", "sparse_sigmoid", "split", "sqrt", "square",
-    "squareplus", "squeeze", "stack", "standardize", "std", "stop_gradient", "subtract", "sum", "swapaxes",
-    "swish", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "trace", "transpose", "tril", "triu",
-    "true_divide", "trunc", "unstack", "var", "vdot", "vstack", "where",
+    "abs", "absolute", "acos", "acosh", "add", "all", "allclose", "amax", "amin", "angle", "any", "arccos",
+    "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "argmax", "argmin", "argsort", "array_equal",
+    "asin", "asinh", "astype", "atan", "atan2", "atanh", "average", "bitwise_and", "bitwise_count",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "broadcast_arrays", "broadcast_to", "cbrt", "ceil", "celu", "clip", "concat", "concatenate", "conj",
+    "conjugate", "copysign", "cos", "cosh", "count_nonzero", "cumprod", "cumsum", "deg2rad", "degrees",
+    "diagonal", "diff", "digitize", "divide", "divmod", "dot", "einsum", "elu", "equal", "exp", "exp2",
+    "expand_dims", "expm1", "fabs", "flip", "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "gcd",
+    "gelu", "glu", "greater", "greater_equal", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
+    "heaviside", "hstack", "hypot", "imag", "inner", "interp", "invert", "isclose", "isfinite", "isin", "isinf",
+    "isnan", "isneginf", "isposinf", "lcm", "leaky_relu", "left_shift", "less", "less_equal", "log", "log10",
+    "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logaddexp2", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "median",
+    "min", "minimum", "mish", "mod", "moveaxis", "multiply", "nan_to_num", "nanargmax", "nanargmin", "nanmax",
+    "nanmean", "nanmedian", "nanmin", "nanpercentile", "nanprod", "nanquantile", "nanstd", "nansum", "nanvar",
+    "negative", "norm", "not_equal", "one_hot", "outer", "pad", "percentile", "permute_dims", "polyval",
+    "positive", "pow", "power", "prod", "ptp", "quantile", "rad2deg", "radians", "ravel", "real", "reciprocal",
+    "relu", "relu6", "remainder", "repeat", "reshape", "right_shift", "rint", "roll", "round", "searchsorted",
+    "select", "selu", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh", "soft_sign", "softmax",
+    "softplus", "sort", "sparse_plus", "sparse_sigmoid", "split", "sqrt", "square", "squareplus", "squeeze",
+    "stack", "standardize", "std", "stop_gradient", "subtract", "sum", "swapaxes", "swish", "take",
+    "take_along_axis", "tan", "tanh", "tensordot", "tile", "trace", "transpose", "tril", "triu", "true_divide",
+    "trunc", "unstack", "var", "vdot", "vecdot", "vstack", "where",
 ]
 # fmt: on
 
@@ -52,6 +55,7 @@ _PRECISION = ("precision", "preferred_element_type")
 _REDUCE = ("axis", "dtype", "keepdims", "promote_integers")
 _SEARCH = ("axis", "keepdims")
 _MOMENT = ("axis", "dtype", "keepdims", "ddof", "correction")
+_QUANTILE = ("axis", "overwrite_input", "method", "keepdims")
 _SORT = ("axis", "kind", "order", "stable", "descending", "dtype")
 
 # ------------------------------------------------------------------ arithmetic
@@ -205,13 +209,19 @@ nanmax = lift(jnp.nanmax, static_argnames=_SEARCH)
 nanmin = lift(jnp.nanmin, static_argnames=_SEARCH)
 nanargmax = lift(jnp.nanargmax, static_argnames=_SEARCH)
 nanargmin = lift(jnp.nanargmin, static_argnames=_SEARCH)
-median = lift(jnp.median, static_argnames=("axis", "overwrite_input", "keepdims"))
+median = lift(jnp.median, static_argnames=_QUANTILE)
+quantile = lift(jnp.quantile, static_argnames=_QUANTILE)
+percentile = lift(jnp.percentile, static_argnames=_QUANTILE)
+nanmedian = lift(jnp.nanmedian, static_argnames=_QUANTILE)
+nanquantile = lift(jnp.nanquantile, static_argnames=_QUANTILE)
+nanpercentile = lift(jnp.nanpercentile, static_argnames=_QUANTILE)
 
 # ------------------------------------------------------------------ products
 matmul = lift(jnp.matmul, static_argnames=_PRECISION)
 dot = lift(jnp.dot, static_argnames=_PRECISION)
 vdot = lift(jnp.vdot, static_argnames=_PRECISION)
 inner = lift(jnp.inner, static_argnames=_PRECISION)
+vecdot = lift(jnp.vecdot, static_argnames=("axis", *_PRECISION))
 outer = lift(jnp.outer)
 tensordot = lift(jnp.tensordot, static_argnames=("axes", *_PRECISION))
 einsum = lift(jnp.einsum, static_argnums=(0,), static_argnames=("optimize", *_PRECISION))
@@ -252,6 +262,11 @@ argsort = lift(jnp.argsort, static_argnames=_SORT)
 cumsum = lift(jnp.cumsum, static_argnames=("axis", "dtype"))
 cumprod = lift(jnp.cumprod, static_argnames=("axis", "dtype"))
 diff = lift(jnp.diff, static_argnames=("n", "axis"))
+searchsorted = lift(jnp.searchsorted, static_argnames=("side", "method"))
+digitize = lift(jnp.digitize, static_argnames=("right", "method"))
+isin = lift(jnp.isin, static_argnames=("assume_unique", "invert", "method"))
+interp = lift(jnp.interp)
+polyval = lift(jnp.polyval, static_argnames=("unroll",))
 
 # ------------------------------------------------------------------ neural networks
 softmax = lift(jax.nn.softmax, static_argnames=("axis",))
@@ -280,6 +295,12 @@ hard_tanh = lift(jax.nn.hard_tanh)
 hard_sigmoid = lift(jax.nn.hard_sigmoid)
 hard_silu = lift(jax.nn.hard_silu)
 hard_swish = lift(jax.nn.hard_swish)
+
+# ------------------------------------------------------------------ further names of the array API standard
+acos, acosh, asin, asinh = arccos, arccosh, arcsin, arcsinh
+atan, atan2, atanh = arctan, arctan2, arctanh
+bitwise_invert, bitwise_left_shift, bitwise_right_shift = bitwise_not, left_shift, right_shift
+concat = concatenate
 
 
 # ------------------------------------------------------------------ operators, methods, properties
