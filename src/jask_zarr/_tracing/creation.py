@@ -56,7 +56,7 @@ def open_array(source: Any, path: str | None = None, mode: str = "r+", dtype: An
     if wanted == array.dtype:
         return DiskArray(stored(known))
     cast = CastArray(array, wanted)
-    return DiskArray(stored(Source(cast, origin=known)))
+    return DiskArray(stored(Source(cast, origin=known.origin)))
 
 
 def _check_width(dtype: np.dtype[Any], what: str) -> None:
