@@ -135,7 +135,7 @@ FAILURES = {
     "a scalar": lambda x: jax.jit(jz.sum)(x),
     "an array": lambda x: jax.jit(lambda x: x * 2.0)(x).to_numpy(),
     "a scan": lambda x: jax.lax.scan(lambda c, _: (c + jz.sum(x), None), 0.0, None, length=2),
-    "a gradient in memory": lambda x: jax.jit(jax.grad(lambda w: jz.sum(x * w)))(jnp.ones(4)),
+    "a gradient in memory": lambda x: jax.jit(jax.grad(lambda w, x: jz.sum(x * w)))(jnp.ones(4), x),
 }
 
 
@@ -168,10 +168,23 @@ print(float(value), float(jnp.sum(sums)), carry.to_numpy().shape)
 """
 
 
+IN_THREADS = """
+import threading
+def work():
+    v = w
+    for k in range(3):
+        v = v - step(v, disk)[1]
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("extra", ["", IN_THREADS], ids=["one thread", "four threads"])
 @pytest.mark.parametrize("cores", ["pinned", "all"])
-def test_callbacks_that_compute_do_not_hang(cores: str) -> None:
+def test_callbacks_that_compute_do_not_hang(cores: str, extra: str) -> None:
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", WATCHED, cores]
+    command = [sys.executable, "-c", WATCHED + extra, cores]
     done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "(512, 600)" in done.stdout

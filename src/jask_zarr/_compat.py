@@ -43,16 +43,17 @@ __all__ = [
     "Var",
     "Zero",
     "as_function",
-    "aval_method",
     "attend_calls",
+    "aval_method",
     "aval_property",
     "called_by_operator",
     "canonical_dtype",
     "closed",
+    "current_trace",
     "dce",
-    "evaluating",
     "defer_operator",
     "dense_maker",
+    "evaluating",
     "hoist_constants",
     "inside",
     "is_attended",
@@ -64,6 +65,7 @@ __all__ = [
     "ordered_callback",
     "register_hitype",
     "scalar_aval",
+    "scan_sizes",
     "source_line",
     "tangent_dtype",
     "trace_of",
@@ -175,9 +177,7 @@ def ordered_callback(function: Callable[..., Any], results: Sequence[Any], argum
     return _callback_p.bind(*arguments, function=function, results=avals)
 
 
-def attend_calls(
-    is_ours: Callable[[Any], bool], original: Callable[..., Any], finish: Callable[[], None]
-) -> None:
+def attend_calls(is_ours: Callable[[Any], bool], original: Callable[..., Any], finish: Callable[[], None]) -> None:
     """Wait for compiled functions that have an argument or constant that `is_ours`.
 
     JAX reports the failure of a callback when the function is called or, later, when a result is
@@ -321,13 +321,15 @@ def trace_of(tracer: Any) -> Any:
     return tracer._trace
 
 
-@contextmanager
-def inside(tracer: Any) -> Iterator[None]:
-    """Record operations in the trace of `tracer`.
+def current_trace() -> Any:
+    """The trace that records operations now."""
+    return core.trace_ctx.trace
 
-    JAX lowers the results of a function after it has left the function's trace.
-    """
-    with core.set_current_trace(tracer._trace):
+
+@contextmanager
+def inside(trace: Any) -> Iterator[None]:
+    """Record operations in a trace that need not be the innermost one."""
+    with core.set_current_trace(trace):
         yield
 
 
@@ -369,3 +371,19 @@ def source_line(equation: Any) -> str:
         if not frame.file_name.startswith(_PACKAGE):
             return f" ({frame.file_name}:{frame.start_line})"
     return ""
+
+
+def scan_sizes(params: Any) -> tuple[int, int]:
+    """How many constants and how many carried values a `scan` equation has."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def primitive_names() -> set[str]:
+    """The names of all primitives that this JAX can lower."""
+    primitives = set(mlir._lowerings)
+    for platform in mlir._platform_specific_lowerings.values():
+        primitives |= set(platform)
+    return {primitive.name for primitive in primitives}

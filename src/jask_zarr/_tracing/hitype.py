@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class DiskArrayType(_compat.HiType):
     def dtype(self) -> Any:
         """The dtype of the elements."""
         maker = _compat.dense_maker()
-        return self._dtype if maker is None else filling_dtype(maker, self)
+        return self._dtype if maker is None or is_dense_tracing() else filling_dtype(maker, self)
 
     def __hash__(self) -> int:
         return hash((self.shape, self._dtype, self.weak_type))
@@ -74,7 +74,7 @@ class DiskArrayType(_compat.HiType):
     @property
     def sharding(self) -> Any:
         """JAX reads it; `zeros_like` with a dtype reads it before it makes a dense array."""
-        if _compat.dense_maker():
+        if _compat.dense_maker() and not is_dense_tracing():
             raise dense_copy(f"an array of type {self}")
         return _compat.no_sharding(self.shape)
 
@@ -264,7 +264,7 @@ class DiskArray:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of its elements."""
         maker = _compat.dense_maker()
-        return self._dtype if maker is None else filling_dtype(maker, self)
+        return self._dtype if maker is None or is_dense_tracing() else filling_dtype(maker, self)
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -392,7 +392,7 @@ class DiskArray:
     @property
     def sharding(self) -> Any:
         """An array on disk is on no device; `zeros_like` asks before it makes a dense array."""
-        if _compat.dense_maker():
+        if _compat.dense_maker() and not is_dense_tracing():
             raise dense_copy(repr(self))
         raise AttributeError("a DiskArray has no sharding")
 
@@ -493,7 +493,10 @@ class DiskArray:
 
 
 class _Dense(threading.local):
-    depth = 0
+    trace: Any = None
+    """The trace of the function that is traced as plain JAX code."""
+    read: ClassVar[dict[int, tuple[Any, Any]]] = {}
+    """The arrays on disk it has read so far, and their tracers."""
 
 
 _dense = _Dense()
@@ -502,29 +505,41 @@ _dense = _Dense()
 @contextmanager
 def dense_tracing() -> Iterator[None]:
     """While a function is traced as plain JAX code: arrays on disk appear as ordinary tracers."""
-    _dense.depth += 1
+    before = (_dense.trace, _dense.read)
+    _dense.trace, _dense.read = _compat.current_trace(), {}
     try:
         yield
     finally:
-        _dense.depth -= 1
+        _dense.trace, _dense.read = before
+
+
+def as_dense(x: Any) -> Any:
+    """An array on disk as an ordinary tracer of the function that is traced.
+
+    It is read in the function's own trace, also where an inner one (of a loop body) is current.
+    """
+    if not isinstance(x, DiskArray):
+        return _operations["dense"](x)
+    if id(x) not in _dense.read:
+        with _compat.inside(_dense.trace):
+            _dense.read[id(x)] = (x, _operations["dense"](x))
+    return _dense.read[id(x)][1]
 
 
 def is_dense_tracing() -> bool:
     """Is plain JAX code being traced?"""
-    return bool(_dense.depth)
+    return _dense.trace is not None
 
 
 def _as_jax_array(x: Any) -> Any:
     """What `jax.numpy` gets if it insists on an array of its own."""
-    if _dense.depth:
-        return _operations["dense"](x)
+    if is_dense_tracing():
+        return as_dense(x)
     raise dense_copy(repr(x) if isinstance(x, DiskArray) else f"an array of type {_compat.typeof(x)}")
 
 
 _BINARY = "add sub mul truediv floordiv mod divmod pow matmul lshift rshift xor and or"
-_REFLECTED = {f"r{name}": name for name in _BINARY.split()} | dict(
-    eq="eq", ne="ne", lt="gt", gt="lt", le="ge", ge="le"
-)
+_REFLECTED = {f"r{name}": name for name in _BINARY.split()} | dict(eq="eq", ne="ne", lt="gt", gt="lt", le="ge", ge="le")
 """Which operator of an ordinary left operand each operator of ours stands for."""
 
 

@@ -205,20 +205,20 @@ def trace_call(fn: Callable[..., Any], avals: Sequence[Any]) -> Call:
     trees: list[Any] = []
 
     def flat(*args: Any) -> list[Any]:
-        leaves, tree = jax.tree.flatten(fn(*args))
-        trees.append(tree)
-        return [_plain(leaf) for leaf in leaves]
+        with hitype.dense_tracing():
+            leaves, tree = jax.tree.flatten(fn(*args))
+            trees.append(tree)
+            return [_plain(leaf) for leaf in leaves]
 
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False))) for a in avals]
-    with hitype.dense_tracing():
-        jaxpr = jax.make_jaxpr(flat)(*structs)
+    jaxpr = jax.make_jaxpr(flat)(*structs)
     jaxpr, consts = _compat.hoist_constants(jaxpr)
     jaxpr = dense.lowered(jaxpr, Lifted)
     return _separated(jaxpr, consts, trees[-1])
 
 
 def _plain(leaf: Any) -> Any:
-    return hitype._operations["dense"](leaf) if is_disk(leaf) else leaf
+    return hitype.as_dense(leaf) if is_disk(leaf) else leaf
 
 
 def _separated(jaxpr: Any, consts: tuple[Any, ...], out_tree: Any) -> Call:

@@ -153,9 +153,12 @@ def compute(values: Sequence[Value]) -> list[Any]:
 
 
 def _in_trace(values: Sequence[Value]) -> Any:
-    """The trace to emit a callback in: that of some leaf (JAX has left it already)."""
+    """The trace to emit a callback in: that of some leaf.
+
+    JAX lowers the results of a function after it has left the function's trace.
+    """
     traced = next(v.leaf for v in collect(values).leaves if isinstance(v.leaf, Traced))
-    return _compat.inside(traced.tracer)
+    return _compat.inside(_compat.trace_of(traced.tracer))
 
 
 def leave(value: Value) -> Any:
