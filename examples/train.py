@@ -28,11 +28,11 @@ from zarr.codecs import BloscCodec
 
 import jask_zarr as jz
 
-BUDGET = "48MB"
-ROWS = 50 * 32_768  # 419 MB of float32
-BATCH = 32_768
+BUDGET = "128MB"
+ROWS = 256 * 16_384  # 1.07 GB of float32
+BATCH = 16_384
 CHUNK = 8_192
-EPOCHS = 4
+EPOCHS = 1
 HIDDEN = 128
 TEST_IMAGES = 360
 SHADES = 16  # a pixel is 0 … 16
@@ -126,7 +126,8 @@ def write_store(path, images, labels, rows, rng):
 
 
 def on_disk(tree, folder: Path):
-    """The same tree with every array in a zarr array of its own under `folder`."""
+    """The same tree with every array in a zarr array of its own, in a group at `folder`."""
+    zarr.create_group(folder)
 
     def stored(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator=".")

@@ -65,10 +65,10 @@ def test_memory_stays_near_the_budget(report):
 
 def test_trained_store_opens_in_plain_zarr(parameters):
     assert {name: array.shape for name, array in parameters.items()} == {
-        "w1": (64, 128),
-        "b1": (128,),
-        "w2": (128, 10),
-        "b2": (10,),
+        "first.w": (64, 128),
+        "first.b": (128,),
+        "second.w": (128, 10),
+        "second.b": (10,),
     }
     assert all(np.any(array[...]) for array in parameters.values())
 
