@@ -11,11 +11,11 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from elsewhere import HAS_ZARRS, by_tensorstore, by_zarr, by_zarrs, metadata_files
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 import jask_zarr as jz
+from elsewhere import HAS_ZARRS, by_tensorstore, by_zarr, by_zarrs, metadata_files
 
 CHUNKS = (3, 4)
 SHAPES = {"whole": (6, 8), "edge": (7, 10)}

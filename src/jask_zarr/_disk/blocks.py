@@ -221,12 +221,14 @@ class BlockedArray:
     @cached_property
     def identity(self) -> tuple:
         """Equal for two objects exactly if they are the same stored array."""
-        return stores.identity_of(self._place)
+        opened: Any = self.zarr_array.store_path
+        return stores.identity_of(stores.Place(opened.store, opened.path))
 
     @cached_property
     def read_only(self) -> bool:
         """Whether nothing can be written."""
-        return stores.is_read_only(self._place, self.mode)
+        opened: Any = self.zarr_array.store_path
+        return stores.is_read_only(stores.Place(opened.store, opened.path), self.mode)
 
     @property
     def codecs(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import zarr
 import zarr.errors
 from zarr.abc.store import Store
-from zarr.storage import LocalStore, ZipStore
+from zarr.storage import LocalStore, ObjectStore, ZipStore
 
 from ..errors import ArrayNotFoundError, NotAnArrayError, UnsupportedDtypeError
 
@@ -41,8 +41,12 @@ class Place:
     def __str__(self) -> str:
         if self.directory is not None:
             return f"{str(self.directory)!r}"
-        store = getattr(self.store, "path", None) or self.store
-        return f"{str(store)!r}" + (f", path {self.path!r}" if self.path else "")
+        return _store_text(self.store) + (f", path {self.path!r}" if self.path else "")
+
+
+def _store_text(store: Any) -> str:
+    text = str(getattr(store, "path", None) or store)
+    return f"a {type(store).__name__}" if " object at 0x" in text else repr(text)
 
 
 def place_of(source: Any, path: str | None = None, *, read_only: bool = False) -> Place:
@@ -183,6 +187,8 @@ def is_read_only(place: Place, mode: str) -> bool:
         return True
     if isinstance(place.store, Store) and not place.store.supports_writes:
         return True
+    if _is_web(place.store):
+        return True
     return place.directory is not None and not is_writable(place.directory)
 
 
@@ -199,10 +205,17 @@ def is_writable(directory: Path) -> bool:
     return True
 
 
+def _is_web(store: Any) -> bool:
+    """Whether it is a plain web server, which takes no writes though the store's class would."""
+    protocol = getattr(getattr(store, "fs", None), "protocol", ())
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    return bool(names & {"http", "https"}) or type(getattr(store, "store", None)).__name__ == "HTTPStore"
+
+
 def identity_of(place: Place) -> tuple:
     """Equal for two places exactly if they are the same stored array."""
     if place.directory is not None:
-        return ("local", os.path.realpath(place.directory))
+        return _local_identity(place.directory)
     store: Any = place.store
     while hasattr(store, "_store") and isinstance(store._store, Store):
         store = store._store
@@ -211,5 +224,35 @@ def identity_of(place: Place) -> tuple:
     if hasattr(store, "_store_dict"):
         return ("memory", id(store._store_dict), place.path)
     if hasattr(store, "fs"):
-        return ("fsspec", str(store.fs.protocol), str(store.path), place.path)
-    return (type(store).__name__, id(store), place.path)
+        return ("fsspec", str(store.fs.protocol), *_joined(store.path, place.path))
+    if isinstance(store, ObjectStore):
+        return _object_identity(store.store, place.path)
+    return (_ByEquality(store), place.path)
+
+
+def _local_identity(directory: str | Path) -> tuple:
+    return ("local", os.path.realpath(directory))
+
+
+def _joined(*parts: str) -> tuple[str, ...]:
+    return tuple("/".join(parts).strip("/").split("/"))
+
+
+def _object_identity(store: Any, path: str) -> tuple:
+    prefix = getattr(store, "prefix", None)
+    if type(store).__name__ == "LocalStore" and prefix is not None:
+        return _local_identity(Path(prefix, path))
+    return (_ByEquality(store), path)
+
+
+class _ByEquality:
+    """A store as a key: stores of sessions and of buckets are equal, not identical, and may have no hash."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def __hash__(self) -> int:
+        return hash(type(self.store))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByEquality) and bool(self.store == other.store)
