@@ -131,7 +131,7 @@ def on_disk(tree, folder: Path):
 
     def stored(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return jz.DiskArray.from_numpy(np.asarray(leaf), path=folder / name)
+        return jz.asarray(leaf).save(folder / name)
 
     return jax.tree_util.tree_map_with_path(stored, tree)
 
@@ -159,14 +159,14 @@ def accuracy(params, images, labels) -> float:
 
 def progress(title, items):
     """Yield the items, with a bar on standard error."""
-    total, began = len(items), time.monotonic()
-    every = 1 if sys.stderr.isatty() else max(total // 10, 1)
+    total, began, live = len(items), time.monotonic(), sys.stderr.isatty()
+    every = 1 if live else max(total // 10, 1)
     for done, item in enumerate(items, start=1):
         yield item
         if done % every == 0 or done == total:
             bar = "█" * (24 * done // total)
             line = f"{title:>18} |{bar:<24}| {done}/{total} {time.monotonic() - began:5.1f} s"
-            print(line, end="\r" if every == 1 and done < total else "\n", file=sys.stderr)
+            print(line, end="\r" if live and done < total else "\n", file=sys.stderr)
 
 
 def memory(field: str) -> int:
