@@ -156,3 +156,23 @@ def test_the_errors_are_also_those_of_python():
         _config.parse_size("much")
     with pytest.raises(OSError, match="written"):
         _config.set_memory_budget(1, scratch_dir="/proc/none")
+
+
+@pytest.mark.parametrize("limit", [0, "-1GB", "0 GB"])
+def test_a_scratch_limit_is_positive(limit):
+    with pytest.raises(InvalidSizeError):
+        _config.set_memory_budget("1GB", scratch_limit=limit)
+
+
+def test_settings_that_are_not_named_stay():
+    _config.set_memory_budget("1GB", scratch_limit="2GB")
+    _config.set_durability("power")
+    _config.set_memory_budget("3GB")
+    assert (_config.memory_budget(), _config.scratch_limit()) == (3 * 10**9, 2 * 10**9)
+    assert _config.durability() == "power"
+
+
+def test_durability_is_against_one_of_two_things():
+    assert _config.durability() == "process"
+    with pytest.raises(ValueError, match=r"'process'.*'power'"):
+        _config.set_durability("fire")

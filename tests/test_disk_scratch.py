@@ -1,5 +1,6 @@
 """Temporary arrays: what they are, whose they are, and that they go."""
 
+import errno
 import gc
 import os
 import pickle
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from jask_zarr import _config
 from jask_zarr._disk import BlockedArray, SpillFile, commit, owners, scratch_usage, stage
-from jask_zarr.errors import ScratchDirectoryError
+from jask_zarr.errors import ScratchDirectoryError, ScratchFullError
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,51 @@ def test_usage_is_what_the_files_take(scratch):
     del spill
     gc.collect()
     assert scratch_usage() == before
+
+
+@pytest.fixture
+def limited(scratch):
+    _config.set_memory_budget("1GB", scratch_limit=10_000)
+    return scratch
+
+
+def test_what_exceeds_the_limit_is_refused_before_it_is_written(limited):
+    first = SpillFile.create((2000,), "f4", (1000,))
+    first.write_box((0,), np.ones(2000, "f4"))
+    second = SpillFile.create((1000,), "f4", (1000,))
+    with pytest.raises(ScratchFullError, match=r"4,000 bytes.*limit of 10,000 bytes.*8,000 are taken") as caught:
+        second.write_box((0,), np.ones(1000, "f4"))
+    assert caught.value.errno == errno.ENOSPC
+    assert [p.name for p in Path(second.path).rglob("*")] == ["zarr.json"]
+    np.testing.assert_array_equal(everything(first), 1)
+
+
+def test_room_is_given_back_when_an_array_goes(limited):
+    for number in range(5):
+        spill = SpillFile.create((2000,), "f4", (1000,))
+        spill.write_box((0,), np.full(2000, number, "f4"))
+        spill.write_box((0,), np.full(2000, number, "f4"))
+        del spill
+        gc.collect()
+
+
+def test_what_is_not_written_takes_no_room(limited):
+    spills = [SpillFile.create((10**12,), "f4", (1000,), fill_value=3) for _ in range(3)]
+    assert all(s.read_block((0,))[0] == 3 for s in spills)
+
+
+def test_an_array_larger_than_the_free_disk_is_refused(scratch):
+    spill = SpillFile.create((10**15,), "f4", (1000,))
+    with pytest.raises(ScratchFullError, match="bytes are free"):
+        spill.write_box((0,), np.ones(1000, "f4"))
+
+
+def test_a_full_disk_is_told_as_such(limited):
+    spill = SpillFile.create((8,), "f4", (8,))
+    Path(spill.path, "c").mkdir()
+    Path(spill.path, "c/0").symlink_to("/dev/full")
+    with pytest.raises(ScratchFullError, match="is full"):
+        spill.write_box((0,), np.ones(8, "f4"))
 
 
 def test_it_goes_when_it_is_unreachable_and_not_before(scratch):

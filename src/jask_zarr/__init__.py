@@ -2,7 +2,7 @@
 
 from jask_zarr import errors as errors
 from jask_zarr import numpy as numpy
-from jask_zarr._config import memory_budget, set_memory_budget
+from jask_zarr._config import durability, memory_budget, set_durability, set_memory_budget
 from jask_zarr._disk import BlockedArray, IOCost, SpillFile, io_cost, scratch_usage
 from jask_zarr._tracing.creation import (
     arange,
@@ -36,7 +36,8 @@ __all__ = [
     # functions
     "lift", "jit", *_operations,
     # seeing and setting
-    "set_memory_budget", "memory_budget", "explain", "io_cost", "IOCost", "scratch_usage",
+    "set_memory_budget", "memory_budget", "set_durability", "durability", "explain",
+    "io_cost", "IOCost", "scratch_usage",
     # storage
     "BlockedArray", "SpillFile",
     "errors", "numpy",

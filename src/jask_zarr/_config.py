@@ -26,13 +26,18 @@ class _Settings:
     budget: int | None = None
     scratch_dir: Path | None = None
     allow_tmpfs: bool = False
+    scratch_limit: int | None = None
+    durability: str = "process"
 
 
 _settings = _Settings()
 
 
 def set_memory_budget(
-    budget: int | str, scratch_dir: str | os.PathLike | None = None, allow_tmpfs: bool = False
+    budget: int | str,
+    scratch_dir: str | os.PathLike | None = None,
+    allow_tmpfs: bool = False,
+    scratch_limit: int | str | None = None,
 ) -> None:
     """Say how much memory the library may use, and where it may put temporary files.
 
@@ -47,11 +52,15 @@ def set_memory_budget(
     allow_tmpfs : bool
         Allow a scratch directory that is backed by memory (tmpfs, ramfs). What is put there
         counts against the machine's memory, not against the budget.
+    scratch_limit : int or str, optional
+        Bytes that this process's temporary arrays may take together, in the form of the budget.
+        Without it, a limit that was set before stays; at first there is none but the disk's. What
+        does not fit is refused, with `ScratchFullError`, before any of it is written.
 
     Raises
     ------
     InvalidSizeError
-        If the budget is not a positive size.
+        If the budget or the limit is not a positive size.
     ScratchDirectoryError
         If the scratch directory cannot be written or is backed by memory.
 
@@ -62,14 +71,20 @@ def set_memory_budget(
     512000000
     """
     global _settings
-    size = parse_size(budget)
-    if size <= 0:
-        raise InvalidSizeError(f"The memory budget must be positive, not {budget!r}.")
+    size = _positive(budget, "memory budget")
+    limit = _settings.scratch_limit if scratch_limit is None else _positive(scratch_limit, "scratch limit")
     allow = allow_tmpfs or (scratch_dir is None and _settings.allow_tmpfs)
     directory = _settings.scratch_dir
     if scratch_dir is not None:
         directory = _checked(Path(os.path.abspath(scratch_dir)), allow)
-    _settings = _Settings(size, directory, allow)
+    _settings = replace(_settings, budget=size, scratch_dir=directory, allow_tmpfs=allow, scratch_limit=limit)
+
+
+def _positive(size: int | str, what: str) -> int:
+    found = parse_size(size)
+    if found <= 0:
+        raise InvalidSizeError(f"The {what} must be positive, not {size!r}.")
+    return found
 
 
 def memory_budget() -> int:
@@ -78,6 +93,39 @@ def memory_budget() -> int:
     if _settings.budget is None:
         _settings = replace(_settings, budget=max(available_memory() // 4, 2**20))
     return _settings.budget  # type: ignore[return-value]
+
+
+def scratch_limit() -> int | None:
+    """Bytes that temporary arrays may take, None without a limit."""
+    return _settings.scratch_limit
+
+
+def set_durability(against: str) -> None:
+    """Say what an update of a local store survives.
+
+    Parameters
+    ----------
+    against : {"process", "power"}
+        ``"process"``, the default: the end of the process at any moment. ``"power"``: also a loss
+        of power or a crash of the system; every file is flushed to the disk before the update
+        counts, which takes as long as the disk needs for it.
+
+    Examples
+    --------
+    >>> set_durability("power")
+    >>> durability()
+    'power'
+    >>> set_durability("process")
+    """
+    global _settings
+    if against not in ("process", "power"):
+        raise ValueError(f"An update survives the end of the 'process' or a loss of 'power', not {against!r}.")
+    _settings = replace(_settings, durability=against)
+
+
+def durability() -> str:
+    """What an update survives: ``"process"`` or ``"power"``."""
+    return _settings.durability
 
 
 def parse_size(size: int | str) -> int:

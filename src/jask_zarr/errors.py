@@ -19,6 +19,7 @@ __all__ = [
     "NotAnArrayError",
     "ReadOnlyStoreError",
     "ScratchDirectoryError",
+    "ScratchFullError",
     "ShapeMismatchError",
     "StaleArrayError",
     "StoreBusyError",
@@ -72,6 +73,10 @@ class InvalidSizeError(JaskZarrError, ValueError):
 
 class ScratchDirectoryError(JaskZarrError, OSError):
     """The scratch directory is backed by memory, or cannot be written."""
+
+
+class ScratchFullError(JaskZarrError, OSError):
+    """Temporary arrays would take more than the scratch limit, or than the disk has (ENOSPC)."""
 
 
 class StaleArrayError(JaskZarrError, RuntimeError):

@@ -9,8 +9,9 @@
    and removes a staging directory that has none.
 
 Several targets are replaced together: the first one's staging directory holds the only record,
-with the way to the others, and theirs hold the way to it. Nothing is flushed to the device, so
-this holds for the end of a process at any moment, not for loss of power.
+with the way to the others, and theirs hold the way to it. This holds for the end of a process at
+any moment; for loss of power only with `set_durability("power")`, which flushes to the device the
+new files before the record, the record before the renames, and the renames before the record goes.
 """
 
 import errno
@@ -25,6 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from .. import _config
 from ..errors import ReadOnlyStoreError, StoreBusyError
 from . import owners
 
@@ -92,7 +94,10 @@ def commit(stagings: Sequence[Staging]) -> None:
         for staging in stagings:
             _make_folders(staging)
         _link_members(stagings)
+        for staging in stagings:
+            _flush_tree(staging.directory)
         _write_json(stagings[0].directory, _RECORD, _ways(stagings))  # now all is new
+        _flush(stagings[0].directory)
     except BaseException:
         for staging in stagings:
             staging.discard()
@@ -133,6 +138,7 @@ def _link_members(stagings: Sequence[Staging]) -> None:
 def _write_json(directory: str, name: str, content: object) -> None:
     partial = os.path.join(directory, name + ".partial")
     Path(partial).write_text(json.dumps(content), encoding="utf-8")
+    _flush(partial)
     os.replace(partial, os.path.join(directory, name))
 
 
@@ -141,6 +147,28 @@ def _read_json(directory: str, name: str) -> Any:
         return json.loads(Path(directory, name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+
+
+def _flush_tree(directory: str) -> None:
+    """Flush a directory and all below it, and its own entry."""
+    if _config.durability() != "power":
+        return
+    for folder, _, names in os.walk(directory):
+        for path in (*(os.path.join(folder, name) for name in names), folder):
+            _flush(path)
+    for parent in (os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))):
+        _flush(parent)
+
+
+def _flush(path: str) -> None:
+    """Let a file, or the entries of a directory, survive loss of power, if that is asked for."""
+    if _config.durability() != "power":
+        return
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _staged(directory: str) -> Iterator[tuple[str, list[str]]]:
@@ -161,6 +189,8 @@ def _roll_forward(target: str, directory: str) -> None:
         for name in names:
             new = os.path.join(directory, _FILES, folder, name)
             _move(new, os.path.join(target, folder, name))
+        if names:
+            _flush(os.path.join(target, folder))
     _remove(directory)
 
 

@@ -5,8 +5,10 @@ directory in that. The files go when the `SpillFile` is unreachable, or when the
 After a kill they are removed by the next process that uses the same scratch directory.
 """
 
+import errno
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,6 +23,8 @@ from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore, StorePath
 
 from .. import _config
+from .._chunks import Index
+from ..errors import ScratchFullError
 from . import atomic, owners, stores
 from .blocks import BlockedArray
 from .engines import choose_engine
@@ -77,11 +81,70 @@ class SpillFile(BlockedArray):
         array = zarr.Array(moved)
         spill = cls(array, place, "r+", choose_engine(array).moved_to(Path(directory)))
         spill._metadata_file = None
-        weakref.finalize(spill, _remove, directory, os.getpid())
+        spill._room = _Room(spill.nbytes if codec == "raw" else 0, spill.nbytes)
+        weakref.finalize(spill, _remove, directory, os.getpid(), spill._room)
         return spill
+
+    _room: "_Room"
+
+    def _write(self, start: Index, stop: Index, values: np.ndarray) -> None:
+        self._room.take()
+        try:
+            super()._write(start, stop, values)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise _full(f"the disk of {str(self.path)!r} is full") from error
 
     def __reduce__(self) -> tuple:
         raise TypeError("A temporary array cannot be pickled; save it into a store.")
+
+
+class _Room:
+    """What a temporary array takes of the scratch limit, from its first write until it goes."""
+
+    taken = 0
+    _lock = threading.Lock()
+
+    def __init__(self, on_disk: int, nbytes: int) -> None:
+        self.on_disk, self.nbytes = on_disk, nbytes
+        self._held = False
+
+    def take(self) -> None:
+        if self._held:
+            return
+        with _Room._lock:
+            if not self._held:
+                self._check()
+                _Room.taken += self.nbytes
+                self._held = True
+
+    def _check(self) -> None:
+        limit = _config.scratch_limit()
+        if limit is not None and _Room.taken + self.nbytes > limit:
+            raise _full(
+                f"an array of {self.nbytes:,} bytes does not fit the scratch limit of {limit:,} bytes, of which "
+                f"{_Room.taken:,} are taken"
+            )
+        free = shutil.disk_usage(_config.scratch_directory()).free
+        if self.on_disk > free:
+            raise _full(
+                f"an array of {self.nbytes:,} bytes does not fit {str(_config.scratch_directory())!r}, "
+                f"where {free:,} bytes are free"
+            )
+
+    def leave(self) -> None:
+        with _Room._lock:
+            _Room.taken -= self.nbytes * self._held
+            self._held = False
+
+
+def _full(what: str) -> ScratchFullError:
+    return ScratchFullError(
+        errno.ENOSPC,
+        f"No room for a temporary array: {what}. Let go of arrays that are not needed, save results with "
+        ".save(path), or name a larger disk or limit with set_memory_budget(..., scratch_dir=..., scratch_limit=...)",
+    )
 
 
 @lru_cache(maxsize=256)
@@ -145,7 +208,9 @@ def sweep(scratch: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _remove(directory: str, pid: int) -> None:
+def _remove(directory: str, pid: int, room: _Room | None = None) -> None:
     # A forked child inherits the finalizers, not the files.
+    if room is not None:
+        room.leave()
     if os.getpid() == pid:
         shutil.rmtree(directory, ignore_errors=True)
