@@ -21,9 +21,9 @@ class Origin(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Tile ``[start, stop)`` of a label covers ``(stop - start) * scale // divisor`` elements of a dim.
+    """Tile ``[start, stop)`` of a label covers ``(stop - start) * scale // divisor + extra`` elements of a dim.
 
-    They begin at ``start * scale // divisor + offset``, plus the run-time origins.
+    They begin at ``start * scale // divisor + offset``, plus the run-time origins. `extra` is the halo of a window.
     """
 
     label: int
@@ -31,14 +31,15 @@ class Axis(NamedTuple):
     scale: int = 1
     divisor: int = 1
     origins: tuple[Origin, ...] = ()
+    extra: int = 0
 
     @property
     def plain(self) -> bool:
-        return self[1:] == (0, 1, 1, ())
+        return self[1:] == (0, 1, 1, (), 0)
 
     def length(self, size: int) -> int:
         """Elements of the dim that a tile of `size` covers."""
-        return size * self.scale // self.divisor
+        return size * self.scale // self.divisor + self.extra
 
     def begin(self, start: int) -> int:
         """First element of the dim for a tile that begins at `start`, without the origins."""

@@ -72,5 +72,5 @@ def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
     for now in range(len(swept.steps)):
         live = [v for v, start in born.items() if start <= now <= last[v]]
         feet = total(footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
-        moments[tuple(sorted(feet, key=lambda f: f.factors))] = None
+        moments[tuple(sorted(feet, key=lambda f: f.axes))] = None
     return tuple(moments)

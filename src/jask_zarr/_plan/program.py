@@ -1,6 +1,7 @@
 """From a jaxpr to a flat program.
 
-1. Calls (``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint``, hijax primitives) are inlined.
+1. Calls (``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint``, hijax primitives) are inlined; short loops and
+   branches over large arrays become equations.
 2. Equal equations are computed once, so that a backward pass that repeats the forward pass shares it.
 3. Equations that no output needs are dropped.
 
@@ -9,6 +10,7 @@ A value is an integer; its aval stands in ``Program.avals``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 
 from jask_zarr import _compat
+
+LARGE = 1 << 18
+"""Elements from which an array is worth streaming through a loop or a branch."""
+MAX_UNROLLED = 4096
+"""Equations that an unrolled loop may have."""
 
 CALLS = {
     "jit": "jaxpr",
@@ -127,10 +135,53 @@ class _Builder:
             inner, outermost = called_jaxpr(equation), caller or equation
             if inner is not None:
                 outputs = self.inline(inner, operands, outermost)
+            elif self.unrolls(equation, operands):
+                outputs = self.unroll(equation, operands, outermost)
+            elif self.selects(equation, operands):
+                outputs = self.select(equation, operands, outermost)
             else:
                 outputs = self.apply(equation, operands, outermost)
             names.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _is_large(self, operands: Sequence[int]) -> bool:
+        return any(math.prod(self.avals[v].shape) > LARGE for v in operands)
+
+    def unrolls(self, equation: core.JaxprEqn, operands: Sequence[int]) -> bool:
+        """A short loop over large arrays is unrolled, so that they stream through it."""
+        if equation.primitive.name != "scan" or not self._is_large(operands):
+            return False
+        length = equation.params["length"] * len(equation.params["jaxpr"].jaxpr.eqns)
+        return length <= MAX_UNROLLED
+
+    def unroll(self, equation: core.JaxprEqn, operands: Sequence[int], caller: Any) -> list[int]:
+        consts, carried = _compat.scan_sizes(equation.params)
+        length, body = equation.params["length"], equation.params["jaxpr"]
+        carry = list(operands[consts : consts + carried])
+        rows: list[list[int]] = []
+        for n in reversed(range(length)) if equation.params["reverse"] else range(length):
+            xs = [self.traced(_row(n), [v], caller)[0] for v in operands[consts + carried :]]
+            results = self.inline(body, [*operands[:consts], *carry, *xs], caller)
+            carry = results[:carried]
+            rows.append(results[carried:])
+        rows = rows[::-1] if equation.params["reverse"] else rows
+        stacked = [self.traced(_stacked, list(column), caller)[0] for column in zip(*rows, strict=True)]
+        return [*carry, *stacked]
+
+    def selects(self, equation: core.JaxprEqn, operands: Sequence[int]) -> bool:
+        """Branches over large arrays are all computed, tile by tile, and one is chosen."""
+        effects = getattr(equation, "effects", ())
+        return equation.primitive.name == "cond" and not effects and self._is_large(operands)
+
+    def select(self, equation: core.JaxprEqn, operands: Sequence[int], caller: Any) -> list[int]:
+        which, *rest = operands
+        branches = [self.inline(branch, rest, caller) for branch in equation.params["branches"]]
+        return [self.traced(_chosen, [which, *results], caller)[0] for results in zip(*branches, strict=True)]
+
+    def traced(self, function: Any, operands: Sequence[int], caller: Any) -> list[int]:
+        """Apply a function of JAX arrays to values."""
+        structs = [jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in operands]
+        return self.inline(jax.make_jaxpr(function)(*structs), operands, caller)
 
     def apply(self, equation: core.JaxprEqn, operands: tuple[int, ...], caller: Any) -> tuple[int, ...]:
         key = _key(equation, operands)
@@ -141,6 +192,20 @@ class _Builder:
         if key is not None and not equation.effects:
             self.known[key] = outputs
         return outputs
+
+
+def _row(n: int) -> Any:
+    return lambda x: lax.index_in_dim(x, n, 0, keepdims=False)
+
+
+def _stacked(*rows: Any) -> Any:
+    return jnp.stack(rows)
+
+
+def _chosen(which: Any, *cases: Any) -> Any:
+    if len(cases) == 1:
+        return cases[0]
+    return lax.select_n(which != 0 if len(cases) == 2 else which, *cases)
 
 
 def called_jaxpr(equation: core.JaxprEqn) -> Any:

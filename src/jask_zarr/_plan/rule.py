@@ -43,7 +43,8 @@ class Tile(Protocol):
     def label_start(self, label: int) -> jax.Array: ...
 
 
-Evaluate = Callable[[Equation, int, "Access", Tile, Sequence[jax.Array]], jax.Array]
+Arrays = Sequence[jax.Array]
+Evaluate = Callable[[Equation, int, "Access", Tile, Arrays], jax.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def fresh(size: int, labels: Labels) -> Axis | None:
     return Axis(labels.fresh(size)) if size > 1 else None
 
 
-def bind(equation: Equation, operands: Sequence[jax.Array], **changes: Any) -> Any:
+def bind(equation: Equation, operands: Arrays, **changes: Any) -> Any:
     return equation.primitive.bind(*operands, **{**equation.params, **changes})
 
 
@@ -94,9 +95,7 @@ def access_whole(equation: Equation, slot: int, index: Index, labels: Labels) ->
     return Access(tuple(whole(s) for s in shapes(equation)), whole(out_shape(equation, slot)))
 
 
-def evaluate_source(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_source(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     """The primitive with its own parameters: right for any operand it would take."""
     primitive = equation.primitive
     with equation.source.ctx.manager:
@@ -122,9 +121,7 @@ def _stretched(shape: Sequence[int], result: Sequence[int], index: Index) -> Ind
     return tuple(axis if n == m else None for n, m, axis in zip(shape, result, index, strict=True))
 
 
-def evaluate_bind(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_bind(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     results = bind(equation, operands)
     return results[slot] if equation.primitive.multiple_results else results
 
@@ -148,3 +145,15 @@ def along_whole(dims: Callable[[Equation], Sequence[int]]) -> Callable[[Equation
 
 def batched(dims: Callable[[Equation], Sequence[int]]) -> Rule:
     return Rule(along_whole(dims), evaluate_bind, fuses=False)
+
+
+def leading_batch(core: int) -> Callable[[Equation, int, Index, Labels], Access]:
+    """Access of primitives that work on the last `core` dims of their first operand: those before are a batch."""
+
+    def access(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+        batch = len(shapes(equation)[0]) - core
+        lead = index[:batch]
+        operands = tuple((*lead, *whole(s[batch:])) for s in shapes(equation))
+        return Access(operands, (*lead, *whole(index[batch:])))
+
+    return access

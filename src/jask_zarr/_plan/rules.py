@@ -7,27 +7,44 @@ right, never streaming.
 from __future__ import annotations
 
 from jask_zarr._plan import rules_layout as layout
+from jask_zarr._plan import rules_random as random
 from jask_zarr._plan import rules_reduce as reduce
+from jask_zarr._plan import rules_window as window
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import ELEMENTWISE, WHOLE, Rule, batched, evaluate_bind
+from jask_zarr._plan.rule import (
+    ELEMENTWISE,
+    WHOLE,
+    Rule,
+    batched,
+    evaluate_bind,
+    evaluate_source,
+    leading_batch,
+)
 
 ELEMENTWISE_NAMES = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
-optimization_barrier or polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round
-rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
-tanh xor zeta pvary mulhi threefry2x32
+convert_element_type copy cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+igamma_grad_a igammac imag integer_pow is_finite layout_constraint le lgamma log log1p log2 logistic lt max min mul
+mulhi name ne neg nextafter not one_minus_square optimization_barrier or philox2x32 philox4x32 polygamma
+population_count pow pvary real reduce_precision regularized_incomplete_beta rem reshard round rsqrt select_n
+sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+sub tan tanh threefry2x32 threefry4x32 xor zeta
 """.split()
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-LAST_TWO = ("cholesky", "triangular_solve", "lu", "householder_product", "tridiagonal_solve")
+MATRICES = (
+    "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd "
+    "symmetric_product triangular_solve tridiagonal tridiagonal_solve"
+).split()
+WINDOWS = ("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+SCATTERS = ("scatter", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE_NAMES, ELEMENTWISE),
     "broadcast_in_dim": Rule(layout.access_broadcast, layout.evaluate_broadcast),
+    "bitcast_convert_type": Rule(layout.access_bitcast, evaluate_bind),
     "transpose": Rule(layout.access_transpose, evaluate_bind),
     "squeeze": Rule(layout.access_squeeze, evaluate_bind),
     "reshape": Rule(layout.access_reshape, layout.evaluate_reshape),
@@ -52,11 +69,31 @@ RULES: dict[str, Rule] = {
     "gather": Rule(reduce.access_gather, reduce.evaluate_gather, "add", fuses=False),
     "scatter-add": Rule(reduce.access_scatter_add, reduce.evaluate_scatter_add, "add", fuses=False),
     **{name: batched(lambda e: (e.params["axis"],)) for name in SCANS},
-    **{name: batched(lambda e: (-1, -2)) for name in LAST_TWO},
+    **dict.fromkeys(SCATTERS, Rule(reduce.access_scatter, reduce.evaluate_scatter, fuses=False)),
+    **dict.fromkeys(MATRICES, Rule(leading_batch(2), evaluate_source, fuses=False)),
+    **dict.fromkeys(WINDOWS, Rule(window.access_reduce_window, window.evaluate_reduce_window, fuses=False)),
+    "conv_general_dilated": Rule(window.access_conv, window.evaluate_conv, "add", fuses=False),
+    "select_and_scatter_add": batched(window.windowed_dims),
+    "select_and_gather_add": batched(window.windowed_dims),
+    "random_bits": Rule(random.access_random_bits, random.evaluate_random_bits),
+    "unstack": Rule(layout.access_unstack, evaluate_bind),
+    "top_k": batched(lambda e: (e.params.get("axis", -1),)),
+    "approx_top_k": batched(lambda e: (e.params["reduction_dimension"],)),
     "sort": batched(lambda e: (e.params["dimension"],)),
     "rev": batched(lambda e: e.params["dimensions"]),
     "fft": batched(lambda e: range(-len(e.params["fft_lengths"]), 0)),
 }
+
+
+WHOLE_ON_PURPOSE = frozenset(
+    """
+    custom_linear_solve dot_product_attention_bwd_wrapper dot_product_attention_fwd_wrapper empty empty2
+    lu_pivots_to_permutation ragged_dot_general random_clone random_fold_in random_gamma random_seed random_split
+    random_unwrap random_wrap reduce reduce_window rng_bit_generator rng_uniform scaled_dot select_and_scatter tile
+    while
+    """.split()
+)
+"""Primitives that need all of their operands at once, or are not worth a rule."""
 
 
 def rule_for(equation: Equation) -> Rule:

@@ -15,7 +15,7 @@ from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index, Labels, Origin
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import Access, Tile, access_whole, along, out_shape, positions, shapes
+from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, out_shape, positions, shapes, whole
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
@@ -27,11 +27,18 @@ def access_broadcast(equation: Equation, slot: int, index: Index, labels: Labels
     return Access((operand,), index)
 
 
-def evaluate_broadcast(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_broadcast(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     shape = tile.shape(out_shape(equation), access.computed)
     return lax.broadcast_in_dim(operands[0], shape, equation.params["broadcast_dimensions"])
+
+
+def access_bitcast(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    """Elementwise, unless elements are split or merged along the last dim."""
+    shape = shapes(equation)[0]
+    if len(shape) == len(index):
+        return Access((index,), index)
+    common = min(len(shape), len(index))
+    return Access((tuple(index[:common]) + whole(shape[common:]),), tuple(index[:common]) + whole(index[common:]))
 
 
 def access_transpose(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
@@ -88,9 +95,7 @@ def _reshape_axis(
     return Axis(axis.label, 0, rest_after // common, rest_before // common), axis
 
 
-def evaluate_reshape(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_reshape(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     return lax.reshape(operands[0], tile.shape(out_shape(equation), access.computed), equation.params.get("dimensions"))
 
 
@@ -102,7 +107,8 @@ def shift(axis: Axis | None, start: int, stride: int = 1) -> tuple[Axis | None, 
         return axis._replace(offset=axis.offset + start), True
     if axis.divisor != 1 or axis.origins:
         return None, False
-    return axis._replace(offset=axis.offset * stride + start, scale=axis.scale * stride), True
+    moved = axis._replace(offset=axis.offset * stride + start, scale=axis.scale * stride, extra=axis.extra * stride)
+    return moved, True
 
 
 def access_slice(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
@@ -120,9 +126,7 @@ def access_slice(equation: Equation, slot: int, index: Index, labels: Labels) ->
     return Access((tuple(operand),), tuple(computed))
 
 
-def evaluate_slice(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_slice(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
     strides = equation.params["strides"] or (1,) * len(starts)
     cut = [
@@ -136,15 +140,18 @@ def evaluate_slice(
     return operands[0][tuple(cut)]
 
 
+def access_unstack(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    d = equation.params["axis"]
+    return Access(((*index[:d], None, *index[d:]),), index)
+
+
 def access_split(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
     d, sizes = equation.params["axis"], equation.params["sizes"]
     axis, _ = shift(index[d], sum(sizes[:slot]))
     return Access(((*index[:d], axis, *index[d + 1 :]),), index)
 
 
-def evaluate_split(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_split(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     d, sizes = equation.params["axis"], equation.params["sizes"]
     if access.operands[0][d] is not None:
         return operands[0]
@@ -160,9 +167,7 @@ def access_concatenate(equation: Equation, slot: int, index: Index, labels: Labe
     return Access(tuple(operands), index)
 
 
-def evaluate_concatenate(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_concatenate(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     d = equation.params["dimension"]
     axis = access.computed[d]
     if axis is None:
@@ -196,7 +201,7 @@ def access_pad(equation: Equation, slot: int, index: Index, labels: Labels) -> A
     return Access((tuple(operand), ()), tuple(computed))
 
 
-def evaluate_pad(equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]) -> jax.Array:
+def evaluate_pad(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     result, value = operands
     config = [
         (0, 0, 0) if axis is not None else c
@@ -215,9 +220,7 @@ def access_iota(equation: Equation, slot: int, index: Index, labels: Labels) -> 
     return Access(tuple(() for _ in shapes(equation)), index)
 
 
-def evaluate_iota(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_iota(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     d, dtype = equation.params["dimension"], equation.params["dtype"]
     shape = tile.shape(out_shape(equation), access.computed)
     axis = access.computed[d]
@@ -239,9 +242,7 @@ def access_dynamic_slice(equation: Equation, slot: int, index: Index, labels: La
     return Access((tuple(operand), *(() for _ in before)), index)
 
 
-def evaluate_dynamic_slice(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_dynamic_slice(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     result, *starts = operands
     for d, axis in enumerate(access.operands[0]):
         if axis is None and result.shape[d] != out_shape(equation)[d]:
@@ -261,7 +262,7 @@ def access_dynamic_update_slice(equation: Equation, slot: int, index: Index, lab
 
 
 def evaluate_dynamic_update_slice(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
+    equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays
 ) -> jax.Array:
     base, update, *starts = operands
     before, patch = shapes(equation)[:2]

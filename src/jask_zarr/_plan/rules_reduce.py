@@ -14,7 +14,7 @@ from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index, Labels, axes
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import Access, Rule, Tile, access_whole, bind, evaluate_source, fresh, shapes
+from jask_zarr._plan.rule import Access, Arrays, Rule, Tile, access_whole, bind, evaluate_source, fresh, shapes, whole
 
 # --- reductions -------------------------------------------------------------------------------------------------------
 
@@ -31,9 +31,7 @@ def access_reduce(equation: Equation, slot: int, index: Index, labels: Labels) -
     return Access((tuple(operand),), index, tuple(reduced))
 
 
-def evaluate_reduce(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_reduce(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     changes = {"out_sharding": None} if "out_sharding" in equation.params else {}
     return bind(equation, operands, **changes)
 
@@ -63,7 +61,7 @@ def access_dot(equation: Equation, slot: int, index: Index, labels: Labels) -> A
     return Access(operands, index, reduced)
 
 
-def evaluate_dot(equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]) -> jax.Array:
+def evaluate_dot(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     return bind(equation, operands, out_sharding=None)
 
 
@@ -118,9 +116,7 @@ def _table_index(
     return tuple(placed[d] if d in placed else next(rest) for d in range(len(shape)))
 
 
-def evaluate_gather(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_gather(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     table, rows = operands
     dim = row_gather_dim(equation)
     if dim is None:
@@ -217,9 +213,7 @@ def access_scatter_add(equation: Equation, slot: int, index: Index, labels: Labe
     return Access((index, (*batch, None), update), index, tuple(reduced))
 
 
-def evaluate_scatter_add(
-    equation: Equation, slot: int, access: Access, tile: Tile, operands: Sequence[jax.Array]
-) -> jax.Array:
+def evaluate_scatter_add(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     base, rows, updates = operands
     dim = row_scatter_dim(equation)
     if dim is None:
@@ -231,6 +225,37 @@ def evaluate_scatter_add(
     if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
     local = rows if axis is None else rows - tile.start(axis)
+    local = jnp.where(local < 0, base.shape[dim], local)
+    return bind(
+        equation,
+        (base, local, updates),
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+        indices_are_sorted=False,
+        unique_indices=False,
+    )
+
+
+def access_scatter(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    """Rows that are set, multiplied or compared: the operand streams, the updates are whole along their rows."""
+    dim = row_scatter_dim(equation)
+    numbers = equation.params["dimension_numbers"]
+    if dim is None or numbers.operand_batching_dims:
+        return access_whole(equation, slot, index, labels)
+    window = iter([axis for d, axis in enumerate(index) if d != dim])
+    rank = len(shapes(equation)[2])
+    update = tuple(next(window) if d in numbers.update_window_dims else None for d in range(rank))
+    return Access((index, whole(shapes(equation)[1]), update), index)
+
+
+def evaluate_scatter(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
+    base, rows, updates = operands
+    dim = row_scatter_dim(equation)
+    if dim is None or access.computed[dim] is None:
+        return evaluate_source(equation, slot, access, tile, operands)
+    rows = rows.astype(jnp.int64)
+    if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
+    local = rows - tile.start(access.computed[dim])
     local = jnp.where(local < 0, base.shape[dim], local)
     return bind(
         equation,

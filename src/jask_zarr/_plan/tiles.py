@@ -29,32 +29,25 @@ class Footprint:
     """The bytes of a value's tile as a function of the tile sizes: ``constant * product(axis.length)``."""
 
     constant: int
-    factors: tuple[tuple[int, int, int], ...]
-    """(label, scale, divisor) of each streamed dim."""
+    axes: tuple[Axis, ...]
+    """Of each streamed dim; without offsets, which do not count."""
 
     def bytes(self, sizes: Sizes) -> int:
-        total = self.constant
-        for label, scale, divisor in self.factors:
-            total = total * sizes[label] * scale // divisor
-        return total
+        return self.constant * math.prod(axis.length(sizes[axis.label]) for axis in self.axes)
 
 
 def footprint(shape: Sequence[int], dtype: object, index: Index) -> Footprint:
-    constant, factors = itemsize(dtype), []
-    for n, axis in zip(shape, index, strict=True):
-        if axis is None:
-            constant *= n
-        else:
-            factors.append((axis.label, axis.scale, axis.divisor))
-    return Footprint(constant, tuple(sorted(factors)))
+    whole = math.prod(n for n, axis in zip(shape, index, strict=True) if axis is None)
+    streamed = (axis._replace(offset=0, origins=()) for axis in axes(index))
+    return Footprint(itemsize(dtype) * whole, tuple(sorted(streamed)))
 
 
 def total(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:
     """Footprints of equal shape added up."""
-    sums: Counter[tuple[tuple[int, int, int], ...]] = Counter()
+    sums: Counter[tuple[Axis, ...]] = Counter()
     for f in footprints:
-        sums[f.factors] += f.constant
-    return tuple(Footprint(constant, factors) for factors, constant in sums.items())
+        sums[f.axes] += f.constant
+    return tuple(Footprint(constant, streamed) for streamed, constant in sums.items())
 
 
 def add(footprints: Iterable[Footprint], sizes: Sizes) -> int:
