@@ -3,12 +3,14 @@
 from .blocks import BlockedArray
 from .cost import IOCost, io_cost
 from .dtypes import is_64_bit, narrowed
+from .packing import Packing
 from .scratch import SpillFile, scratch_usage
 from .staging import StagedUpdate, commit, stage
 
 __all__ = [
     "BlockedArray",
     "IOCost",
+    "Packing",
     "SpillFile",
     "StagedUpdate",
     "commit",

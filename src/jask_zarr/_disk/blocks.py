@@ -31,6 +31,7 @@ from ..errors import (
 from . import atomic, cost, stores
 from .dtypes import check_supported, native_dtype
 from .engines import BadChunk, Engine, choose_engine
+from .packing import Packing
 
 
 class BlockedArray:
@@ -233,7 +234,9 @@ class BlockedArray:
     @property
     def codecs(self) -> str:
         """The codecs, for people: ``"bytes, zstd"``."""
-        return _codec_names(self.zarr_array.metadata.to_dict())
+        names = _codec_names(self.zarr_array.metadata.to_dict())
+        packing = Packing.of(self.zarr_array)
+        return f"{names}, packed by {packing} (not decoded)" if packing else names
 
     def stored_bytes(self) -> int:
         """Bytes that the chunks take in the store now."""
