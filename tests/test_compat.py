@@ -15,15 +15,15 @@ from jask_zarr import _compat
 PACKAGE = Path(jask_zarr.__file__).parent
 
 
+def _imports(file: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return named | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
 def test_only_compat_imports_the_internals_of_jax() -> None:
     importers = {
-        file.name
-        for file in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom | ast.Import)
-        and any(
-            name.startswith("jax._src") for name in (getattr(node, "module", "") or "", *(a.name for a in node.names))
-        )
+        file.name for file in PACKAGE.rglob("*.py") if any(name.startswith("jax._src") for name in _imports(file))
     }
     assert importers == {"_compat.py"}
 
@@ -74,7 +74,7 @@ def test_operations_can_be_recorded_in_an_outer_trace() -> None:
 
         return jax.jit(inner)(2.0)
 
-    assert [eqn.primitive.name for eqn in jax.make_jaxpr(outer)(1.0).jaxpr.eqns][0] == "sin"
+    assert next(eqn.primitive.name for eqn in jax.make_jaxpr(outer)(1.0).jaxpr.eqns) == "sin"
 
 
 def test_callbacks_get_numpy_arrays_in_order() -> None:

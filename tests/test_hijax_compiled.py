@@ -46,6 +46,7 @@ def test_what_depends_on_no_traced_array_is_right_at_every_call(make: Callable[.
 
 
 def test_a_closed_over_array_lives_as_long_as_the_function() -> None:
+    gc.collect()
     before = jz.scratch_usage()
     compiled = (lambda x: jax.jit(lambda s: jz.sum(x * s)))(on_disk())
     gc.collect()
@@ -220,6 +221,7 @@ def _functional_step(w: Any, m: Any, x: Any, rate: float) -> Any:
 _jitted_functional_step = jax.jit(_functional_step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [_eager_step, _jitted_step, _functional_step, _jitted_functional_step])
 def test_nothing_grows_over_a_thousand_steps(step: Callable[..., Any], tmp_path: Path) -> None:
     x = on_disk(X[:, :2], (4, 2))

@@ -277,8 +277,11 @@ def defer_operator(name: str, reflected: Callable[[Any, Any], Any], is_ours: Cal
 
 
 def dense_maker() -> str | None:
-    """The name of the JAX function that reads shape and dtype to make an array like them."""
-    frame = sys._getframe(2)
+    """The name of the JAX function that reads shape and dtype to make an array like them.
+
+    To be called by what a property of an array, or of a type, calls.
+    """
+    frame = sys._getframe(3)
     for _ in range(6):
         if frame is None or _JAX not in frame.f_code.co_filename:
             return None

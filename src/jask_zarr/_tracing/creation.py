@@ -8,18 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr import _compat, _disk, errors
-from jask_zarr._tracing import hitype
+from jask_zarr._tracing import force
+from jask_zarr._tracing.array import filled
 from jask_zarr._tracing.cast import CastArray
+from jask_zarr._tracing.decoded import DecodedArray
 from jask_zarr._tracing.expr import Value, record, stored
 from jask_zarr._tracing.function import trace
-from jask_zarr._tracing.hitype import DiskArray, filled
+from jask_zarr._tracing.hitype import DiskArray
 from jask_zarr._tracing.lift import is_disk, operand
 from jask_zarr._tracing.sources import Source, source_of
 
 Shape = int | Sequence[int]
 
 
-def open_array(source: Any, path: str | None = None, mode: str = "r+", dtype: Any = None) -> DiskArray:
+def open_array(
+    source: Any, path: str | None = None, mode: str = "r+", dtype: Any = None, *, decode_cf: bool = False
+) -> DiskArray:
     """Open a zarr array, of format 2 or 3, as a value for JAX; nothing is loaded.
 
     Parameters
@@ -32,6 +36,12 @@ def open_array(source: Any, path: str | None = None, mode: str = "r+", dtype: An
         Whether `update_` is allowed. Nothing is ever created.
     dtype : optional
         Read the array as this dtype. Needed for 64-bit data without ``jax_enable_x64``.
+    decode_cf : bool
+        Decode numbers that are packed by the CF conventions (attributes ``scale_factor``,
+        ``add_offset``, ``_FillValue``, ``missing_value``): what is missing becomes NaN, the rest is
+        ``packed * scale_factor + add_offset``, as float32, or float64 for packed float64 and
+        integers of 32 bits or more. Such an array is not updated. By default the numbers are
+        those in the store, whatever the attributes say.
 
     Raises
     ------
@@ -51,6 +61,11 @@ def open_array(source: Any, path: str | None = None, mode: str = "r+", dtype: An
     """
     array = _disk.BlockedArray.open(source, path, mode=mode)
     known = source_of(array)
+    packing = _disk.Packing.of(array.zarr_array) if decode_cf else None
+    if packing is not None:
+        wanted = packing.dtype(array.dtype) if dtype is None else np.dtype(dtype)
+        _check_width(wanted, f"the array at {array.path or source!r} holds {array.dtype} data packed from {wanted}")
+        return DiskArray(stored(Source(DecodedArray(array, packing, wanted), origin=known.origin)))
     wanted = array.dtype if dtype is None else np.dtype(dtype)
     _check_width(wanted, f"the array at {array.path or source!r} holds {array.dtype} data")
     if wanted == array.dtype:
@@ -308,7 +323,7 @@ def _stored_if(array: DiskArray, keywords: dict[str, Any]) -> DiskArray:
     if path is not None:
         return array.save(path, **keywords)
     target = _disk.SpillFile.create(array.shape, array.dtype, keywords.pop("chunks", None))
-    hitype.force.write(array._value, target)
+    force.write(array._value, target)
     return _wrapped(target, None)
 
 

@@ -8,7 +8,7 @@ So every operation has derivatives of any order, and none has a rule of its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 import jax
@@ -16,11 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr import _compat
-from jask_zarr._tracing import dense, force, hitype, sinks
+from jask_zarr._tracing import dense, force, guards, sinks
 from jask_zarr._tracing.arguments import Arguments, Static, Statics
+from jask_zarr._tracing.array import filled
 from jask_zarr._tracing.expr import Traced, Value, record, resident
 from jask_zarr._tracing.function import Function, Mask, is_inexact, trace
-from jask_zarr._tracing.hitype import MAX_DEPTH, DiskArray, DiskArrayType
+from jask_zarr._tracing.hitype import DiskArray, DiskArrayType
+
+MAX_DEPTH = 128
+"""Recorded calls on top of one another before the operands are forced."""
 
 
 def is_disk(x: Any) -> bool:
@@ -157,8 +161,8 @@ def _placeholders(args: Sequence[Any], types: Sequence[Any]) -> list[Any]:
 
 def _blank(aval: Any) -> Any:
     if isinstance(aval, DiskArrayType) or aval.shape:
-        filled = hitype.filled(aval.shape, 0, aval.dtype)
-        return filled if isinstance(aval, DiskArrayType) else jnp.zeros(aval.shape, aval.dtype)
+        zeros = filled(aval.shape, 0, aval.dtype)
+        return zeros if isinstance(aval, DiskArrayType) else jnp.zeros(aval.shape, aval.dtype)
     return np.zeros((), aval.dtype)
 
 
@@ -205,7 +209,7 @@ def trace_call(fn: Callable[..., Any], avals: Sequence[Any]) -> Call:
     trees: list[Any] = []
 
     def flat(*args: Any) -> list[Any]:
-        with hitype.dense_tracing():
+        with guards.dense_tracing():
             leaves, tree = jax.tree.flatten(fn(*args))
             trees.append(tree)
             return [_plain(leaf) for leaf in leaves]
@@ -218,7 +222,7 @@ def trace_call(fn: Callable[..., Any], avals: Sequence[Any]) -> Call:
 
 
 def _plain(leaf: Any) -> Any:
-    return hitype.as_dense(leaf) if is_disk(leaf) else leaf
+    return guards.as_dense(leaf) if is_disk(leaf) else leaf
 
 
 def _separated(jaxpr: Any, consts: tuple[Any, ...], out_tree: Any) -> Call:
@@ -272,7 +276,7 @@ def lift(
         split = Arguments.of(args, kwargs, statics)
         if not any(map(is_disk, split.arrays)):
             return fn(*args, **kwargs)
-        if hitype.is_dense_tracing():
+        if guards.is_dense_tracing():
             return split.apply(fn, [_plain(array) for array in split.arrays])
         return _apply(fn, split, calls)
 
@@ -299,19 +303,13 @@ def _dense(x: Any) -> Any:
     return Lifted(identity, (True,), (False,))(x)[0]
 
 
-_identities: dict[Any, Function] = {}
-
-
+@lru_cache(maxsize=1024)
 def _identity(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Function:
-    key = (shape, dtype, weak_type)
-    if key not in _identities:
-        struct = jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)
-        _identities[key] = trace(lambda x: [x], [struct])
-    return _identities[key]
+    return trace(lambda x: [x], [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)])
 
 
-hitype.register("dense", _dense)
-hitype.register("add", lift(jnp.add))
+guards.register("dense", _dense)
+guards.register("add", lift(jnp.add))
 
 
 def materialize(array: Any) -> Any:

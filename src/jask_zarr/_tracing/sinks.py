@@ -15,9 +15,11 @@ ordinary recorded values. Programs were planned at the first run.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr import _compat
@@ -232,32 +234,28 @@ class UpdateSite:
         return np.int32(handle.number)
 
 
-_stackers: dict[Any, Function] = {}
+@lru_cache(maxsize=1024)
+def _stacker(count: int, shape: tuple[int, ...], dtype: Any) -> Function:
+    return trace(lambda *xs: [jnp.stack(xs)], [jax.ShapeDtypeStruct(shape, dtype)] * count)
 
 
 def stack(values: Sequence[Value]) -> Value:
     """Arrays of one shape as one array, without computing it."""
-    first = values[0]
-    key = (len(values), first.shape, first.dtype)
-    if key not in _stackers:
-        struct = jax.ShapeDtypeStruct(first.shape, first.dtype)
-        _stackers[key] = trace(lambda *xs: [jax.numpy.stack(xs)], [struct] * len(values))
-    (stacked,) = record(_stackers[key], values)
+    (stacked,) = record(_stacker(len(values), values[0].shape, values[0].dtype), values)
     stacked.pieces = tuple(values)
     return stacked
 
 
-_row_of: dict[Any, Function] = {}
+@lru_cache(maxsize=1024)
+def _row_of(shape: tuple[int, ...], dtype: Any) -> Function:
+    structs = [jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.int32)]
+    return trace(lambda x, k: [jax.lax.dynamic_index_in_dim(x, k, 0, keepdims=False)], structs)
 
 
 def rows(value: Value) -> list[Value]:
     """The rows of an array: of a stacked one its pieces, else views."""
     if value.pieces:
         return list(value.pieces)
-    key = (value.shape, value.dtype)
-    if key not in _row_of:
-        struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
-        index = jax.ShapeDtypeStruct((), np.int32)
-        _row_of[key] = trace(lambda x, k: [jax.lax.dynamic_index_in_dim(x, k, 0, keepdims=False)], [struct, index])
     numbers = [np.int32(k) for k in range(value.shape[0])]
-    return [record(_row_of[key], [value, _in_memory(k, False)])[0] for k in numbers]
+    function = _row_of(value.shape, value.dtype)
+    return [record(function, [value, _in_memory(k, False)])[0] for k in numbers]

@@ -1,6 +1,7 @@
 """`update_`: let a store hold new values."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -44,22 +45,12 @@ def update_(array: Any, new: Any) -> Any:
     ...     jz.open(folder + "/w.zarr").to_numpy()
     array([0.5, 0.5, 0.5], dtype=float32)
     """
-    old_type = _compat.typeof(array)
+    old_type, new_type = _compat.typeof(array), _compat.typeof(new)
     _check_writable(array)
-    function = _conforming(old_type, _new_type(new))
-    on_disk = isinstance(_compat.typeof(new), DiskArrayType)
-    (conformed,) = Lifted(function, (on_disk,), (True,)).run(new)
-    if _is_same(old_type, new, on_disk):
-        conformed = new
-    return Updated(old_type).run(array, conformed)[0]
-
-
-def _is_same(old: DiskArrayType, new: Any, on_disk: bool) -> bool:
-    return on_disk and _compat.typeof(new) == old
-
-
-def _new_type(new: Any) -> Any:
-    return _compat.typeof(new)
+    function = _conforming(old_type, new_type)
+    if new_type != old_type:
+        (new,) = Lifted(function, (isinstance(new_type, DiskArrayType),), (True,)).run(new)
+    return Updated(old_type).run(array, new)[0]
 
 
 def _check_writable(array: Any) -> None:
@@ -70,20 +61,16 @@ def _check_writable(array: Any) -> None:
             leaf.source.array.check_writable()
 
 
-_functions: dict[Any, Function] = {}
-
-
 def _conforming(old: Any, new: Any) -> Function:
-    """What makes the new values fit: nothing, or the cast and the broadcast of a scalar."""
+    """What makes the new values fit: the cast and the broadcast of a scalar, or nothing."""
     _check(old, new)
-    key = (old.shape, old.dtype, tuple(new.shape), new.dtype, new.weak_type)
-    if key not in _functions:
-        struct = jax.ShapeDtypeStruct(new.shape, new.dtype, weak_type=new.weak_type)
-        _functions[key] = trace(
-            lambda x: [jnp.broadcast_to(jax.lax.convert_element_type(x, old.dtype), old.shape)],
-            [struct],
-        )
-    return _functions[key]
+    return _fitting(old.shape, old.dtype, tuple(new.shape), new.dtype, bool(new.weak_type))
+
+
+@lru_cache(maxsize=1024)
+def _fitting(shape: tuple[int, ...], dtype: Any, given: tuple[int, ...], like: Any, weak_type: bool) -> Function:
+    struct = jax.ShapeDtypeStruct(given, like, weak_type=weak_type)
+    return trace(lambda x: [jnp.broadcast_to(jax.lax.convert_element_type(x, dtype), shape)], [struct])
 
 
 def _check(old: Any, new: Any) -> None:
