@@ -1,0 +1,1 @@
+"""One module a contender, one function a job, of the same name."""
