@@ -76,6 +76,13 @@ def test_the_index_names_every_page():
     assert {page for page in PAGES if page.is_relative_to(index.parent)} <= linked | {index}
 
 
+def test_the_reference_names_everything_public():
+    pages = " ".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    names = {f"jz.{name}" for name in set(jask_zarr.__all__) - set(jask_zarr.numpy.__all__)}
+    assert {name for name in names if not re.search(rf"{name}\b", pages)} == set()
+    assert {name for name in jask_zarr.errors.__all__ if f"`{name}`" not in pages} == {"JaskZarrError"}
+
+
 def test_the_quick_start_is_two_commands_that_can_be_run():
     quick_start = _snippets(ROOT / "README.md", "bash")[0][2]
     commands = [line.split()[0] for line in quick_start.strip().splitlines()]
