@@ -21,6 +21,7 @@ from jask_zarr._tracing.creation import open_array as open
 from jask_zarr._tracing.hitype import DiskArray, DiskArrayType
 from jask_zarr._tracing.jit import jit
 from jask_zarr._tracing.lift import compute, lift, materialize
+from jask_zarr.checkpoint import checkpoint, restore
 from jask_zarr.explain import explain
 from jask_zarr.numpy import *  # noqa: F403
 from jask_zarr.numpy import __all__ as _operations
@@ -39,6 +40,7 @@ __all__ = [
     "set_memory_budget", "memory_budget", "set_durability", "durability", "explain",
     "io_cost", "IOCost", "scratch_usage",
     # storage
+    "checkpoint", "restore",
     "BlockedArray", "SpillFile",
     "errors", "numpy",
 ]  # fmt: skip

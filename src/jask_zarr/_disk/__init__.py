@@ -5,7 +5,10 @@ from .cost import IOCost, io_cost
 from .dtypes import is_64_bit, narrowed
 from .packing import Packing
 from .scratch import SpillFile, scratch_usage
-from .staging import StagedUpdate, commit, stage
+from .staging import StagedUpdate, commit, held, stage
+from .stores import place_of
+from .swap import link_files, replacing
+from .swap import recover as recover_directory
 
 __all__ = [
     "BlockedArray",
@@ -14,9 +17,14 @@ __all__ = [
     "SpillFile",
     "StagedUpdate",
     "commit",
+    "held",
     "io_cost",
     "is_64_bit",
+    "link_files",
     "narrowed",
+    "place_of",
+    "recover_directory",
+    "replacing",
     "scratch_usage",
     "stage",
 ]

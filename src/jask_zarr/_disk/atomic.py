@@ -21,7 +21,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,9 @@ def commit(stagings: Sequence[Staging]) -> None:
             _make_folders(staging)
         _link_members(stagings)
         for staging in stagings:
-            _flush_tree(staging.directory)
+            flush_tree(staging.directory)
         _write_json(stagings[0].directory, _RECORD, _ways(stagings))  # now all is new
-        _flush(stagings[0].directory)
+        flush(stagings[0].directory)
     except BaseException:
         for staging in stagings:
             staging.discard()
@@ -138,7 +138,7 @@ def _link_members(stagings: Sequence[Staging]) -> None:
 def _write_json(directory: str, name: str, content: object) -> None:
     partial = os.path.join(directory, name + ".partial")
     Path(partial).write_text(json.dumps(content), encoding="utf-8")
-    _flush(partial)
+    flush(partial)
     os.replace(partial, os.path.join(directory, name))
 
 
@@ -149,18 +149,18 @@ def _read_json(directory: str, name: str) -> Any:
         return None
 
 
-def _flush_tree(directory: str) -> None:
+def flush_tree(directory: str) -> None:
     """Flush a directory and all below it, and its own entry."""
     if _config.durability() != "power":
         return
     for folder, _, names in os.walk(directory):
         for path in (*(os.path.join(folder, name) for name in names), folder):
-            _flush(path)
+            flush(path)
     for parent in (os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))):
-        _flush(parent)
+        flush(parent)
 
 
-def _flush(path: str) -> None:
+def flush(path: str) -> None:
     """Let a file, or the entries of a directory, survive loss of power, if that is asked for."""
     if _config.durability() != "power":
         return
@@ -169,6 +169,19 @@ def _flush(path: str) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+@contextmanager
+def held(target: str | os.PathLike) -> Iterator[None]:
+    """Keep others from replacing files of a directory meanwhile, if this user may write there."""
+    if not os.access(target, os.W_OK):
+        yield
+        return
+    staging = Staging.begin(target)
+    try:
+        yield
+    finally:
+        staging.discard()
 
 
 def _staged(directory: str) -> Iterator[tuple[str, list[str]]]:
@@ -190,7 +203,7 @@ def _roll_forward(target: str, directory: str) -> None:
             new = os.path.join(directory, _FILES, folder, name)
             _move(new, os.path.join(target, folder, name))
         if names:
-            _flush(os.path.join(target, folder))
+            flush(os.path.join(target, folder))
     _remove(directory)
 
 

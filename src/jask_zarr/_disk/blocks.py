@@ -82,6 +82,7 @@ class BlockedArray:
         self._engine = engine
         self._metadata_file = _metadata_file(place)
         self._seen = _signature(self._metadata_file)
+        self._pinned = False
 
     @classmethod
     def open(cls, source: Any, path: str | None = None, mode: str = "r+", *, engine: str | None = None) -> Self:
@@ -350,11 +351,20 @@ class BlockedArray:
                 ".save(path), or open a writable store with mode='r+'."
             )
 
+    def pin(self) -> None:
+        """Let any change of the metadata file, even to the same contents, count as another array."""
+        self._pinned = True
+
     def check_unchanged(self) -> None:
         """Raise `StaleArrayError` if the array was resized or replaced since it was opened."""
         if self._metadata_file is None or self._seen == _signature(self._metadata_file):
             return
         seen = _signature(self._metadata_file)
+        if self._pinned:
+            raise StaleArrayError(
+                f"The checkpoint that holds the array at {self._place} has been replaced since it was restored; "
+                "restore it again."
+            )
         now = stores.open_zarr(self._place, "r")
         if _layout_of(now) != _layout_of(self.zarr_array):
             raise StaleArrayError(

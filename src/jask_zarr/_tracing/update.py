@@ -58,7 +58,8 @@ def _check_writable(array: Any) -> None:
         leaf = array._value.leaf
         if isinstance(leaf, Stored):
             leaf.source.check()
-            leaf.source.array.check_writable()
+            if not leaf.source.is_scratch:
+                leaf.source.array.check_writable()
 
 
 def _conforming(old: Any, new: Any) -> Function:

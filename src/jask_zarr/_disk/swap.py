@@ -1,0 +1,99 @@
+"""One directory in another's place, so that a crash leaves the old one or the new one.
+
+The new directory is built beside the old one, under a name that says who builds it. Linux
+exchanges the two in one step. Elsewhere the old one is first renamed; should the process die
+between the two renames, `recover` gives it its name back.
+"""
+
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import atomic, owners
+
+_NEW, _OLD = ".new", ".old"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+_exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A directory to fill, which takes the place of ``path`` when the ``with`` block ends well."""
+    recover(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=_prefix(path) + owners.own_tag() + "-", suffix=_NEW, dir=path.parent))
+    new.chmod(0o777 & ~_umask())
+    try:
+        yield new
+        atomic.flush_tree(str(new))
+        _put(new, path)
+        atomic.flush(str(path.parent))
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Bring back or remove what dead processes have left of replacing ``path``."""
+    for left in _left_at(path):
+        if owners.is_alive(left.name.removeprefix(_prefix(path)).rpartition("-")[0]):
+            continue
+        if left.suffix == _OLD and not path.exists():
+            os.rename(left, path)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _left_at(path: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return [p for p in path.parent.iterdir() if p.name.startswith(_prefix(path)) and p.suffix in (_NEW, _OLD)]
+    return []
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}.jask_zarr-"
+
+
+def _put(new: Path, path: Path) -> None:
+    if not path.exists():
+        os.rename(new, path)
+    elif _exchange is None or _exchange(_HERE, os.fsencode(new), _HERE, os.fsencode(path), _EXCHANGE):
+        old = new.with_suffix(_OLD)
+        os.rename(path, old)
+        os.rename(new, path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def link_files(source: str, target: Path) -> bool:
+    """Link all files below one directory into another, new one; False, and nothing, where links cannot be made.
+
+    Files that describe the array are copied. Safe where files are replaced and never changed.
+    """
+    try:
+        for folder, subfolders, names in os.walk(source):
+            subfolders[:] = [s for s in subfolders if s != atomic.STAGING]
+            place = target / os.path.relpath(folder, source)
+            place.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                if not name.endswith(".partial"):
+                    _link(os.path.join(folder, name), place / name)
+    except OSError:
+        shutil.rmtree(target, ignore_errors=True)
+        return False
+    return True
+
+
+def _link(source: str, target: Path) -> None:
+    if target.name == "zarr.json":
+        shutil.copyfile(source, target)
+    else:
+        os.link(os.path.realpath(source), target)
