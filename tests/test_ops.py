@@ -47,6 +47,19 @@ def test_op_in_float64(op: Op) -> None:
     check(op, "forward", "float64", "mixed")
 
 
+def test_float64_by_the_context_manager() -> None:
+    """The setting is that of one thread; tiles are computed in others."""
+    values = np.random.default_rng(0).normal(size=(40, 20))
+    with jax.enable_x64(True):
+        jz.set_memory_budget(20_000)
+        a = jz.DiskArray.from_numpy(values, chunks=(3, 4))
+        pending = jz.exp(a)
+        gradient = jax.grad(lambda a: jz.sum(jz.square(a)))(a)
+        np.testing.assert_allclose(float(jz.sum(a)), values.sum(), rtol=1e-13)
+        np.testing.assert_array_equal(in_memory(gradient), 2 * values)
+    np.testing.assert_allclose(in_memory(pending), np.exp(values), rtol=1e-13)
+
+
 # ---------------------------------------------------------------------------------- the namespace
 def test_every_public_op_is_listed() -> None:
     made = {n for n, v in vars(jz.numpy).items() if callable(v) and not n.startswith("_")}
