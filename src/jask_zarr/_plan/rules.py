@@ -56,7 +56,7 @@ RULES: dict[str, Rule] = {
     "iota": Rule(layout.access_iota, layout.evaluate_iota),
     "dynamic_slice": Rule(layout.access_dynamic_slice, layout.evaluate_dynamic_slice),
     "dynamic_update_slice": Rule(layout.access_dynamic_update_slice, layout.evaluate_dynamic_update_slice),
-    "reduce_sum": reduce.reduction("sum"),
+    "reduce_sum": Rule(reduce.access_reduce, reduce.evaluate_sum, "sum"),
     "reduce_prod": reduce.reduction("prod"),
     "reduce_max": reduce.reduction("max"),
     "reduce_min": reduce.reduction("min"),

@@ -36,6 +36,14 @@ def evaluate_reduce(equation: Equation, slot: int, access: Access, tile: Tile, o
     return bind(equation, operands, **changes)
 
 
+def evaluate_sum(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
+    """Float sums are taken in the wider type, also those that end within a tile."""
+    (operand,) = operands
+    if not jnp.issubdtype(operand.dtype, jnp.floating):
+        return evaluate_reduce(equation, slot, access, tile, operands)
+    return evaluate_reduce(equation, slot, access, tile, (operand.astype(jnp.float64),)).astype(operand.dtype)
+
+
 def reduction(combine: str) -> Rule:
     return Rule(access_reduce, evaluate_reduce, combine)
 

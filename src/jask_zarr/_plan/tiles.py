@@ -177,12 +177,12 @@ class Model:
 
 
 def chunk_units(stream: Stream, label: int) -> list[int]:
-    """Chunk lengths along a label, counted in steps of the label."""
-    units = []
-    for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
-        if axis is not None and axis.label == label and chunk < n:
-            units.append(_steps(axis, chunk))
-    return units
+    """Chunk lengths along a label, counted in steps of the label; a chunk as long as the dim is the whole dim."""
+    return [
+        _steps(axis, min(chunk, n))
+        for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True)
+        if axis is not None and axis.label == label
+    ]
 
 
 def redecoded(stream: Stream, sizes: Sizes, cut: Sequence[int]) -> int:

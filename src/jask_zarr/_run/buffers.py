@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Sequence
 from functools import cache
 from threading import Lock
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-_MMAP_THRESHOLD = 1 << 20
-_M_MMAP_THRESHOLD = -3
+LARGE = 32 << 20
+"""Bytes from which a pass gives freed memory back when it is done."""
 
 
 class BufferPool:
@@ -49,15 +48,13 @@ def _aligned(nbytes: int) -> np.ndarray:
     return raw[offset : offset + nbytes]
 
 
-@cache
 def give_back_freed_memory() -> None:
-    """Let glibc return large freed blocks to the system, those of XLA too.
+    """Return to the system what glibc keeps of freed blocks (it keeps those of up to 32 MiB, for each thread)."""
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
-    By default it raises its threshold to the largest block that was ever freed (up to 32 MiB) and keeps what is
-    smaller, for each thread; then a process holds several times what its tiles need. A user's own setting stays.
-    """
-    if "MALLOC_MMAP_THRESHOLD_" in os.environ or "GLIBC_TUNABLES" in os.environ:
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -20,7 +20,7 @@ from jask_zarr._disk import SpillFile
 from jask_zarr._plan.plan import Destination, Pass, Plan, Result
 from jask_zarr._plan.tiles import Stream
 from jask_zarr._run import combine
-from jask_zarr._run.buffers import BufferPool, give_back_freed_memory
+from jask_zarr._run.buffers import LARGE, BufferPool, give_back_freed_memory
 from jask_zarr._run.compiled import compiled
 from jask_zarr._run.executors import in_order
 from jask_zarr._run.tile import Tile, tiles_of
@@ -37,7 +37,6 @@ def run(
     ``inputs`` are `BlockedArray`s where the plan says on disk, else arrays. ``writers`` are None for outputs in memory,
     else objects with ``write_box(start, values)``.
     """
-    give_back_freed_memory()
     values: dict[int, Any] = dict(zip(plan.program.inputs, inputs, strict=True))
     outputs = [
         np.empty(plan.program.shape(v), plan.program.dtype(v)) if spec.chunks is None else None
@@ -47,6 +46,8 @@ def run(
         _PassRun(plan, p, number, values, outputs, writers, progress).run()
         for value in p.frees:
             values.pop(value, None)
+        if p.tiling.resident > LARGE:
+            give_back_freed_memory()
     return outputs
 
 
@@ -67,7 +68,8 @@ class _SharedRead:
             if self.array is None:
                 self.buffer = self.pool.take(self.shape, self.source.dtype)
                 read_padded(self.source, self.start, self.buffer)
-                self.array = jax.device_put(self.buffer)
+                with jax.enable_x64(True):
+                    self.array = jax.device_put(self.buffer)
             return self.array
 
     def keep_if_part_of(self, result: Any) -> None:

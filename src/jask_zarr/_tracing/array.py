@@ -151,11 +151,8 @@ class DiskArray:
 
     def _load(self) -> np.ndarray:
         value = self._concrete("to_numpy")
-        if value.is_pending and value.nbytes <= _config.memory_budget() // 4:
-            force.force([value])
+        force.force([value])
         leaf = value.leaf
-        if value.is_pending:
-            return force.to_memory([value])[0]
         force.check(value)
         if isinstance(leaf, Stored):
             return leaf.source.array.read_box((0,) * self.ndim, self.shape)
