@@ -73,7 +73,7 @@ def jit(
     Examples
     --------
     >>> import jax, jax.numpy as jnp, numpy as np, jask_zarr as jz
-    >>> x = jz.DiskArray.from_numpy(np.ones((100, 3), "float32"), chunks=(10, 3))
+    >>> x = jz.DiskArray.from_numpy(np.ones((128, 3), "float32"), chunks=(16, 3))
     >>> loss = lambda w, x: jnp.mean((x @ w - 1.0) ** 2)
     >>> value, gradient = jz.jit(jax.value_and_grad(loss))(jnp.zeros(3), x)
     >>> float(value), gradient.tolist()
