@@ -174,6 +174,19 @@ def test_float_sums_are_at_least_as_close_as_those_of_jax(name: str, chunk: int)
     assert abs(got - exact) <= max(bound, EPS * abs(exact))
 
 
+@pytest.mark.parametrize("budget", [3000, 200_000])
+@pytest.mark.parametrize("name", ACCURACY)
+def test_means_and_norms_are_at_least_as_close_as_those_of_jax(name: str, budget: int) -> None:
+    jz.set_memory_budget(budget)
+    values = ACCURACY[name].astype(np.float32)
+    a, exact = chunked(values, (64,)), values.astype(np.float64)
+    for got, jax_gives, truth in [
+        (jz.mean(a), jnp.mean(values), exact.mean()),
+        (jz.norm(a), jnp.linalg.norm(values), np.linalg.norm(exact)),
+    ]:
+        assert abs(float(got) - truth) <= max(abs(float(jax_gives) - truth), 2 * EPS * abs(truth))
+
+
 def test_exact_sums_whatever_the_chunks() -> None:
     drift = ACCURACY["drifting"].astype(np.float32)
     for chunk in (7, 100):
