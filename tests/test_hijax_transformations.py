@@ -292,3 +292,11 @@ def test_a_weak_scalar_does_not_widen() -> None:
     assert (x * 2.0).dtype == (jnp.asarray(x.to_numpy()) * 2.0).dtype
     assert (x * jnp.float32(2)).dtype == np.dtype("float32")
     assert jax.jit(lambda a, s: a * s)(x, 2.0).dtype == x.dtype
+
+
+def test_the_cotangent_of_an_integer_array_takes_no_space() -> None:
+    _, pull = jax.vjp(lambda x, k: jz.sum(x * k), on_disk(X), on_disk(np.ones(X.shape, "int32")))
+    floats, integers = pull(jnp.float32(1))
+    np.testing.assert_array_equal(floats.to_numpy(), np.ones_like(X))
+    assert integers.dtype == jax.dtypes.float0
+    assert integers.shape == X.shape

@@ -34,7 +34,6 @@ from jax._src.lax.control_flow import conditionals, loops
 __all__ = [
     "ClosedJaxpr",
     "FillingDtype",
-    "GradAccum",
     "HiPrimitive",
     "HiType",
     "Jaxpr",
@@ -47,7 +46,6 @@ __all__ = [
     "aval_method",
     "aval_property",
     "called_by_operator",
-    "canonical_dtype",
     "closed",
     "current_trace",
     "dce",
@@ -58,6 +56,7 @@ __all__ = [
     "inside",
     "is_attended",
     "is_evaluating",
+    "is_in_grad",
     "is_linear_input",
     "is_zero",
     "jax_runtime_error",
@@ -71,6 +70,7 @@ __all__ = [
     "trace_of",
     "typeof",
     "update_effect",
+    "x64_is_enabled",
 ]
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
@@ -79,7 +79,6 @@ HiPrimitive: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
 HiType: Any = hijax.HiType
 Jaxpr: Any = core.Jaxpr
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
-GradAccum: Any = ad.GradAccum
 ShapedArray: Any = core.ShapedArray
 Tracer: Any = core.Tracer
 Var: Any = core.Var
@@ -291,13 +290,26 @@ def dense_maker() -> str | None:
     return None
 
 
+def is_in_grad() -> bool:
+    """Does `jax.grad` (rather than `jax.vjp`) want a gradient now?
+
+    To be called by what a method of a type calls.
+    """
+    frame = sys._getframe(3)
+    while frame is not None and _JAX in frame.f_code.co_filename:
+        if frame.f_code.co_name == "value_and_grad_f":
+            return True
+        frame = frame.f_back
+    return False
+
+
 _JAX = f"jax{os.sep}_src"
 
 
 class FillingDtype(dtypes.ExtendedDType):
     """A dtype that makes `jax.numpy.zeros_like` and its kin call ``make(shape, value)``."""
 
-    type = dtypes.extended
+    type: Any = dtypes.extended
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
@@ -363,9 +375,9 @@ def dce(closed_jaxpr: Any, used_outputs: Sequence[bool]) -> tuple[Any, list[bool
     return closed(jaxpr), list(used)
 
 
-def canonical_dtype(dtype: Any) -> Any:
-    """The dtype that JAX gives to data of `dtype` (float32 for float64, unless x64 is on)."""
-    return dtypes.canonicalize_dtype(dtype)
+def x64_is_enabled() -> bool:
+    """Does JAX keep 64-bit dtypes?"""
+    return bool(jax.config.read("jax_enable_x64"))
 
 
 def source_line(equation: Any) -> str:

@@ -23,12 +23,12 @@ class Statics:
     @staticmethod
     def of(fn: Callable[..., Any], nums: int | Sequence[int], names: str | Sequence[str]) -> "Statics":
         """Positions name arguments and names have positions, as far as the signature tells."""
-        nums = {nums} if isinstance(nums, int) else set(nums)
-        names = {names} if isinstance(names, str) else set(names)
+        given_nums = {nums} if isinstance(nums, int) else set(nums)
+        given_names = {names} if isinstance(names, str) else set(names)
         positional = _positional(fn)
-        found = {k for k, name in enumerate(positional) if name in names}
-        named = {positional[k] for k in nums if 0 <= k < len(positional)}
-        return Statics(frozenset(nums | found), frozenset(names | named))
+        found = {k for k, name in enumerate(positional) if name in given_names}
+        named = {positional[k] for k in given_nums if 0 <= k < len(positional)}
+        return Statics(frozenset(given_nums | found), frozenset(given_names | named))
 
 
 def _positional(fn: Callable[..., Any]) -> list[str]:
@@ -94,7 +94,7 @@ class Arguments:
     def key(self) -> Any:
         """Equal for calls that have one trace."""
         types = tuple(_signature(a) for a in self.arrays)
-        return (self.tree, self.rest, types, jax.config.jax_enable_x64)
+        return (self.tree, self.rest, types, _compat.x64_is_enabled())
 
 
 def _is_data(leaf: Any) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,7 +74,7 @@ def open_array(
 
 
 def _check_width(dtype: np.dtype[Any], what: str) -> None:
-    if _disk.is_64_bit(dtype) and not jax.config.jax_enable_x64:
+    if _disk.is_64_bit(dtype) and not _compat.x64_is_enabled():
         raise errors.X64DisabledError(
             f"{what}, and JAX runs with 64-bit dtypes off. Turn them on at the start of the "
             'program, jax.config.update("jax_enable_x64", True), or give up digits on purpose '
@@ -170,7 +169,7 @@ def full(
 
 
 def _shape(shape: Shape) -> tuple[int, ...]:
-    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)
+    return tuple(int(n) for n in np.atleast_1d(np.asarray(shape, np.int64)))
 
 
 def _dtype(dtype: Any, like: Any) -> np.dtype[Any]:

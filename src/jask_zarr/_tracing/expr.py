@@ -85,12 +85,14 @@ class Value:
         dtype: Any,
         weak_type: bool = False,
         *,
-        leaf: Leaf | None = None,
+        leaf: Any = None,
         expr: "Expr | None" = None,
         index: int = 0,
     ) -> None:
         self.shape, self.dtype, self.weak_type = tuple(shape), np.dtype(dtype), weak_type
-        self.leaf, self.expr, self.index = leaf, expr, index
+        self.leaf: Any = leaf
+        """A `Leaf`; None while it is pending."""
+        self.expr, self.index = expr, index
         self.pieces: tuple[Value, ...] = ()
 
     @property

@@ -9,7 +9,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from jask_zarr import _compat, errors
 
@@ -63,10 +63,11 @@ def as_jax_array(x: Any) -> Any:
 
 
 class _Dense(threading.local):
-    trace: Any = None
-    """The trace of the function that is traced as plain JAX code."""
-    read: ClassVar[dict[int, tuple[Any, Any]]] = {}
-    """The arrays on disk it has read so far, and their tracers."""
+    def __init__(self) -> None:
+        self.trace: Any = None
+        """The trace of the function that is traced as plain JAX code."""
+        self.read: dict[int, tuple[Any, Any]] = {}
+        """The arrays on disk it has read so far, and their tracers."""
 
 
 _dense = _Dense()

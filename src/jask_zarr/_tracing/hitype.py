@@ -7,6 +7,7 @@ operations are attached from above, by `attach`, to the value and to the type at
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from jask_zarr import _compat
@@ -117,25 +118,37 @@ class DiskArrayType(_compat.HiType):
     def to_ct_aval(self) -> "DiskArrayType":
         return self.to_tangent_aval()
 
-    def vspace_zero(self) -> DiskArray:
+    def vspace_zero(self) -> Any:
+        if self._dtype == jax.dtypes.float0:
+            return _no_gradient(self.shape)
         return filled(self.shape, 0, self.dtype)
 
     def vspace_add(self, x: Any, y: Any) -> Any:
         return guards.operations["add"](x, y)
 
     # vmap and scan
-    def dec_rank(self, size: int | None, spec: Any) -> "DiskArrayType":
+    def dec_rank(self, size: Any, spec: Any) -> "DiskArrayType":
         if spec is None:
             return self
         return DiskArrayType((*self.shape[:spec], *self.shape[spec + 1 :]), self.dtype)
 
-    def inc_rank(self, size: int | None, spec: Any) -> "DiskArrayType":
+    def inc_rank(self, size: Any, spec: Any) -> "DiskArrayType":
         if spec is None:
             return self
         return DiskArrayType((*self.shape[:spec], size, *self.shape[spec:]), self.dtype)
 
     def leading_axis_spec(self) -> int:
         return 0
+
+
+def _no_gradient(shape: tuple[int, ...]) -> np.ndarray:
+    """What `jax.vjp` gives for an integer argument."""
+    if _compat.is_in_grad():
+        raise TypeError(
+            f"grad requires real- or complex-valued inputs, but got integers or booleans: an array of shape {shape} on "
+            "disk. Cast it (x.astype('float32')), or leave its position out of argnums."
+        )
+    return np.broadcast_to(np.zeros((), jax.dtypes.float0), shape)
 
 
 def _lower(array: DiskArray) -> Any:
