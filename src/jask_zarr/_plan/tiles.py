@@ -126,13 +126,14 @@ class Model:
         return add(self.read_footprints, sizes) + add(self.results, sizes)
 
     @cached_property
-    def decoding(self) -> int:
-        """Bytes of the largest chunk: it is decoded whole, even for a smaller tile."""
-        return max((stream.chunk_bytes for stream in self.reads), default=0)
+    def coding(self) -> int:
+        """Bytes of the largest chunks: one is decoded whole, even for a smaller tile, or encoded, at a time."""
+        decoded = max((stream.chunk_bytes for stream in self.reads), default=0)
+        return max(decoded, *(stream.chunk_bytes for stream in self.writes), 0)
 
     def resident(self, sizes: Sizes, workers: int) -> int:
         live = max((add(moment, sizes) for moment in self.temporaries), default=0)
-        in_flight = workers * (self.tile_bytes(sizes) + live + self.decoding)
+        in_flight = workers * (self.tile_bytes(sizes) + live + self.coding)
         return self.fixed + in_flight + self.accumulators(sizes, self.order(sizes))
 
     def count(self, label: int, sizes: Sizes) -> int:

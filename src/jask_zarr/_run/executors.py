@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from jask_zarr import _config
@@ -39,9 +39,9 @@ def in_order(task: Callable[..., Answer], jobs: Iterable[Job], workers: int) -> 
     On the first error, or Ctrl-C, no further job begins, those that run are waited for, and the error is raised.
     """
     jobs = iter(jobs)
-    first = list(islice(jobs, 2))
-    if len(first) < 2 or workers == 1:
-        yield from (task(*job) for job in (*first, *jobs))
+    first = list(islice(jobs, 2 if workers > 1 else 1))
+    if len(first) < 2:
+        yield from (task(*job) for job in chain(first, jobs))
         return
     running: deque[Future[Answer]] = deque()
     try:
