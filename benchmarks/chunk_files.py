@@ -66,9 +66,7 @@ class ChunkFiles:
         shape = tuple((b - a) * c for a, b, c in zip(start, stop, self.chunks, strict=True))
         out = _buffer(self.path + name, shape, self.dtype)
         for index in itertools.product(*map(range, start, stop)):
-            part = tuple(
-                slice((i - a) * c, (i - a + 1) * c) for i, a, c in zip(index, start, self.chunks, strict=True)
-            )
+            part = tuple(slice((i - a) * c, (i - a + 1) * c) for i, a, c in zip(index, start, self.chunks, strict=True))
             if out[part].flags.c_contiguous:
                 self.read(index, out[part])
             else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import zarr
-from stores import create
+from stores import create, open_stored
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ def prepare(folder: Path, scale: Scale, names: tuple[str, ...]) -> Path:
     return place
 
 
+def needed_bytes(place: Path, names: tuple[str, ...]) -> int:
+    """Decoded bytes of those inputs, each once."""
+    return sum(open_stored(path.parent).nbytes for name in names for path in (place / name).rglob("zarr.json"))
+
+
 def _noise(seed: int, spread: float = 1.0, positive: bool = False) -> Callable[[tuple[int, ...]], np.ndarray]:
     generator = np.random.default_rng(seed)
 
@@ -89,9 +94,7 @@ def _fill(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], draw: Cal
 def _boxes(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
     starts = (range(0, n, c) for n, c in zip(array.shape, array.chunks, strict=True))
     for start in itertools.product(*starts):
-        yield tuple(
-            slice(a, min(a + c, n)) for a, c, n in zip(start, array.chunks, array.shape, strict=True)
-        )
+        yield tuple(slice(a, min(a + c, n)) for a, c, n in zip(start, array.chunks, array.shape, strict=True))
 
 
 def _square(seed: int) -> Callable[[Path, Scale], None]:

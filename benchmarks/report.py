@@ -13,7 +13,6 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 from jobs import JOBS, Job
-from stores import open_stored
 
 matplotlib.use("Agg")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -31,12 +30,6 @@ MARGIN = 1.1
 SPARE = 64_000_000
 """What may be added to the budget, besides a tenth."""
 GRADIENT_JOBS = {"gradient", "eager_gradient"}
-
-
-def needed_bytes(job: Job, data: Path) -> int:
-    """Decoded bytes of the inputs, each once."""
-    arrays = (p.parent for name in job.inputs for p in (data / name).rglob("zarr.json"))
-    return sum(open_stored(path).nbytes for path in arrays)
 
 
 # ------------------------------------------------------------------ tables

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import report
-from data import SCALES, growing
+from data import SCALES, growing, needed_bytes
 from jobs import JOBS
 from measure import Figures, measure
 
@@ -91,7 +91,7 @@ def main() -> None:
 def _one(options: argparse.Namespace, name: str, scale: Any, contenders: list[str]) -> dict[str, Any]:
     say = lambda text: print(text, flush=True)
     figures = measure(JOBS[name], contenders, scale, options.folder, options.repeats, options.limit, say)
-    needed = report.needed_bytes(JOBS[name], options.folder / scale.name)
+    needed = needed_bytes(options.folder / scale.name, JOBS[name].inputs)
     return {"contenders": {name: _row(f) for name, f in figures.items()}, "needed": needed}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import by_hand
 import cubed
 import cubed.array_api as xp
-from stores import counted as io_cost
-from stores import create
+from stores import counted, create
 
+io_cost = counted
 UPDATES_IN_PLACE = False
 _work = tempfile.TemporaryDirectory(prefix="cubed-")
 _budget = 0

@@ -9,9 +9,9 @@ import dask
 import dask.array as da
 import models
 import numpy as np
-from stores import counted as io_cost
-from stores import create, load, open_stored
+from stores import counted, create, load, open_stored
 
+io_cost = counted
 UPDATES_IN_PLACE = False
 
 

@@ -3,8 +3,8 @@
 import os
 import sys
 import tempfile
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 sys.path.insert(0, os.environ["JASK_CHECKOUT"])
-import jask  # noqa: E402
+import jask
 
 UPDATES_IN_PLACE = False
 _scratch = tempfile.TemporaryDirectory(prefix="jask-", ignore_cleanup_errors=True)

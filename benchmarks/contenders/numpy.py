@@ -7,9 +7,9 @@ from typing import Any
 import by_hand
 import models
 import numpy as np
-from stores import counted as io_cost
-from stores import load, open_stored, save
+from stores import counted, load, open_stored, save
 
+io_cost = counted
 UPDATES_IN_PLACE = False
 
 
