@@ -359,6 +359,7 @@ def test_a_resized_array_is_not_read_short(tmp_path):
         array.to_numpy()
     with pytest.raises(errors.StaleArrayError, match="Open it again"):
         array.update_(1.0)
+    np.testing.assert_array_equal(jz.open(tmp_path / "a").to_numpy(), GRID[:3])
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

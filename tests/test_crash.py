@@ -178,16 +178,20 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def train_until_full(filler, step, a, b):
+    while True:
+        with open(filler, "ab") as file:
+            file.write(bytes(8192))
+        a, b = step(a, b)
+
+
 def test_a_full_disk_under_one_store_leaves_all_stores_of_a_step_old(tmp_path, small_disk):
     (a,) = stores(small_disk, "a")
     (b,) = stores(tmp_path, "b")
     (small_disk / "filler").write_bytes(bytes(230_000 - 16 * 4096))
     step = jz.jit(lambda a, b: (a + b, a * 3), donate_argnums=(0, 1))
     with pytest.raises(OSError, match="No space left"):
-        while True:  # until the disk is full
-            with open(small_disk / "filler", "ab") as filler:
-                filler.write(bytes(8192))
-            a, b = step(a, b)
+        train_until_full(small_disk / "filler", step, a, b)
     a, b = jz.open(small_disk / "a"), jz.open(tmp_path / "b")
     assert len({float(a.max()), float(a.min())}) == len({float(b.max()), float(b.min())}) == 1
     assert atomic.STAGING not in os.listdir(small_disk / "a") + os.listdir(tmp_path / "b")

@@ -24,6 +24,7 @@ from .._chunks import Index
 from ..errors import (
     DamagedChunkError,
     DtypeMismatchError,
+    NotAnArrayError,
     ReadOnlyStoreError,
     ShapeMismatchError,
     StaleArrayError,
@@ -31,7 +32,7 @@ from ..errors import (
 from . import atomic, cost, stores
 from .dtypes import check_supported, native_dtype
 from .engines import BadChunk, Engine, choose_engine
-from .packing import Packing
+from .packing import packing_text
 
 
 class BlockedArray:
@@ -110,6 +111,8 @@ class BlockedArray:
             atomic.recover(os.path.realpath(place.directory))
         array = stores.open_zarr(place, _zarr_mode(place, mode))
         check_supported(array.dtype, f"The array at {place}")
+        if prod(array.shape) * array.dtype.itemsize >= 2**63:
+            raise NotAnArrayError(f"The array at {place} claims a shape of {array.shape}, more than can be addressed.")
         return cls(array, place, mode, choose_engine(array, engine))
 
     @classmethod
@@ -235,9 +238,7 @@ class BlockedArray:
     @property
     def codecs(self) -> str:
         """The codecs, for people: ``"bytes, zstd"``."""
-        names = _codec_names(self.zarr_array.metadata.to_dict())
-        packing = Packing.of(self.zarr_array)
-        return f"{names}, packed by {packing} (not decoded)" if packing else names
+        return _codec_names(self.zarr_array.metadata.to_dict()) + packing_text(self.zarr_array)
 
     def stored_bytes(self) -> int:
         """Bytes that the chunks take in the store now."""
@@ -326,6 +327,10 @@ class BlockedArray:
         except OSError as error:
             error.filename = error.filename or str(self._place)
             raise
+        except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
+            raise NotAnArrayError(
+                f"The codecs of the array at {self._place}, {self.codecs}, cannot encode its values: {error}."
+            ) from error
         if cost.counting():
             cost.count_written(*self._touched(start, stop, self.write_chunks))
 

@@ -93,7 +93,7 @@ class ZarrEngine:
         """See `Engine.read`."""
         try:
             self._read(start, stop, _bits(out))
-        except (ValueError, RuntimeError, TypeError, EOFError) as error:
+        except (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError) as error:
             raise self._find_bad_chunk(start, stop) or error from error
 
     def _read(self, start: Index, stop: Index, out: np.ndarray) -> None:
@@ -188,7 +188,7 @@ class FileEngine:
                     places = self._places(file, size)
                 place = places[*(i % n for i, n in zip(index, places.shape, strict=False))]
                 self._decode(file, place, target, box_slices(a, b, box[0]))
-            except (ValueError, RuntimeError, EOFError) as error:
+            except (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError) as error:
                 raise BadChunk(index, error) from error
 
     def _places(self, file: int, size: int) -> np.ndarray:

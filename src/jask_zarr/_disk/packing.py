@@ -12,6 +12,8 @@ from typing import Any, Self
 import numpy as np
 import zarr
 
+from ..errors import NotAnArrayError
+
 _NAMES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
@@ -31,11 +33,21 @@ class Packing:
         In format 2 zarr's fill value is a ``_FillValue`` too, as xarray writes it, if there is
         another of the attributes.
         """
-        attributes = dict(array.attrs)
-        if not any(name in attributes for name in _NAMES):
+        attributes: Any = array.metadata.attributes
+        if not isinstance(attributes, dict) or not any(name in attributes for name in _NAMES):
             return None
         if array.metadata.zarr_format == 2 and array.fill_value is not None:
-            attributes.setdefault("_FillValue", array.fill_value)
+            attributes = {"_FillValue": array.fill_value} | attributes
+        try:
+            return cls._of_attributes(attributes)
+        except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
+            found = {name: attributes[name] for name in _NAMES if name in attributes}
+            raise NotAnArrayError(
+                f"The attributes {found} do not say how numbers are packed ({error}); open it without decode_cf."
+            ) from error
+
+    @classmethod
+    def _of_attributes(cls, attributes: dict[str, Any]) -> Self:
         missing = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
         return cls(
             _number(attributes.get("scale_factor")),
@@ -82,6 +94,15 @@ class Packing:
             f"missing {', '.join(f'{v:g}' for v in self.missing)}" if self.missing else "",
         ]
         return ", ".join(filter(None, parts))
+
+
+def packing_text(array: zarr.Array) -> str:
+    """What is said of an array that holds packed numbers; nothing of others."""
+    try:
+        packing = Packing.of(array)
+    except NotAnArrayError:
+        return ""
+    return f", packed by {packing} (not decoded)" if packing else ""
 
 
 def _number(value: Any) -> float | None:

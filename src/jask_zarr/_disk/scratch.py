@@ -104,7 +104,8 @@ class _Room:
     """What a temporary array takes of the scratch limit, from its first write until it goes."""
 
     taken = 0
-    _lock = threading.Lock()
+    # A finalizer may run, and take it, while this thread holds it.
+    _lock = threading.RLock()
 
     def __init__(self, on_disk: int, nbytes: int) -> None:
         self.on_disk, self.nbytes = on_disk, nbytes

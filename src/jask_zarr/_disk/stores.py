@@ -116,9 +116,9 @@ def _explained(place: Place, error: Exception) -> Exception:
         return NotAnArrayError(f"There is a group at {place}, not an array.{_members_of(place)}")
     if isinstance(error, FileNotFoundError):
         return ArrayNotFoundError(f"There is no array at {place}.{_members_of(place)}")
-    if isinstance(error, ValueError | TypeError | KeyError):
-        return NotAnArrayError(f"The array at {place} cannot be opened: {error}")
-    return error
+    if isinstance(error, OSError | MemoryError):
+        return error
+    return NotAnArrayError(f"The array at {place} cannot be opened: {error}")
 
 
 def _is_group(place: Place) -> bool:
@@ -146,6 +146,8 @@ def _metadata(directory: Path | None) -> dict[str, Any] | ValueError | None:
             continue
         except ValueError as error:
             return error
+        except RecursionError:
+            return ValueError("it is nested too deeply")
         return document if isinstance(document, dict) else ValueError("not an object")
     return None
 

@@ -153,10 +153,11 @@ class DiskArray:
         value = self._concrete("to_numpy")
         force.force([value])
         leaf = value.leaf
-        force.check(value)
-        if isinstance(leaf, Stored):
+        if not isinstance(leaf, Stored):
+            return np.array(leaf.array)
+        with force.lock:  # no update replaces chunks between two that are read
+            force.check(value)
             return leaf.source.array.read_box((0,) * self.ndim, self.shape)
-        return np.array(leaf.array)
 
     def _concrete(self, what: str) -> Value:
         """The value, unless it is known only when a compiled function runs."""
@@ -250,6 +251,8 @@ class DiskArray:
         """
         value = self._concrete("save")
         force.check(value)
+        if keywords.get("overwrite"):
+            _refuse_own_store(value, path)
         chunks = chunks or self.chunks or force.plan_for([value], [force.CHOOSE]).output_chunks[0]
         array = _disk.BlockedArray.create(path, self.shape, self.dtype, chunks=chunks, **keywords)
         force.write(value, array)
@@ -293,6 +296,20 @@ def filled(shape: tuple[int, ...], value: Any, dtype: Any) -> DiskArray:
 
 def _reopen(path: str, mode: str) -> DiskArray:
     return _of_store(_disk.BlockedArray.open(path, mode=mode))
+
+
+def _refuse_own_store(value: Value, path: Any) -> None:
+    """What is computed from a store cannot be written over it: it would be gone before it is read."""
+    if not isinstance(path, str | os.PathLike):
+        return
+    target = os.path.realpath(path)
+    for leaf in sinks.collect([value]).leaves:
+        own = leaf.leaf.source.array.path if isinstance(leaf.leaf, Stored) else None
+        if own is not None and os.path.commonpath([target, os.path.realpath(own)]) == target:
+            raise ValueError(
+                f"the array to save is computed from the store at {own!r}, which overwrite=True would remove before it "
+                "is read: replace its values with update_, or save to another path"
+            )
 
 
 def _of_store(array: Any) -> DiskArray:

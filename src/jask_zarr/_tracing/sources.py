@@ -56,11 +56,20 @@ def source_of(array: Any) -> Source:
     """The source of a stored array: the one that is already known, if there is one."""
     with _lock:
         known = _sources.get(array.identity)
-        if known is None:
+        if known is None or _is_gone(known):
             known = _sources[array.identity] = Source(array)
         if known.array.read_only == array.read_only:
             return known
         return Source(array, origin=known)
+
+
+def _is_gone(known: Source) -> bool:
+    """Has the store been resized or replaced by somebody else, so that what was opened cannot be read?"""
+    try:
+        known.array.check_unchanged()
+    except errors.StaleArrayError:
+        return True
+    return False
 
 
 def renewed(source: Source) -> Source:

@@ -1,0 +1,153 @@
+"""Many threads, several processes, event loops and forks on one array."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import jask_zarr as jz
+from jask_zarr import errors
+
+SHAPE = (16, 12)
+
+
+def store(path, value=0):
+    return jz.DiskArray.from_numpy(np.full(SHAPE, value, "f4"), path=path, chunks=(4, 4))
+
+
+READS = [
+    lambda a: a.to_numpy(),
+    lambda a: np.asarray(jz.sum(a) / a.size),
+    lambda a: (a + a).to_numpy() / 2,
+    lambda a: np.asarray(a[3:9].to_numpy()),
+    lambda a: np.asarray(a.T.to_numpy()),
+]
+
+
+def read_while_updated(path, readings, updates):
+    """Eight threads read one store while one updates it; how many readings saw whole versions, and were told."""
+    store(path)
+    stop = threading.Event()
+
+    def update():
+        try:
+            array = jz.open(path)
+            for _ in range(updates):
+                array = array.update_(array + 1)
+        finally:
+            stop.set()
+
+    def read(thread):
+        whole = told = number = 0
+        while number < readings and not (stop.is_set() and whole):
+            number += 1
+            try:
+                values = READS[(thread + number) % len(READS)](jz.open(path))
+            except (errors.StaleArrayError, errors.StoreBusyError):
+                told += 1
+                continue
+            assert values.min() == values.max(), "two versions in one reading"
+            whole += 1
+        return whole, told
+
+    with ThreadPoolExecutor(9) as pool:
+        updater = pool.submit(update)
+        seen = list(pool.map(read, range(8)))
+        updater.result()
+    assert jz.open(path).to_numpy().min() == jz.open(path).to_numpy().max() == updates
+    return sum(w for w, _ in seen), sum(t for _, t in seen)
+
+
+def test_every_reader_sees_one_whole_version_or_is_told(tmp_path):
+    whole, _ = read_while_updated(tmp_path / "a", readings=40, updates=40)
+    assert whole >= 8
+
+
+@pytest.mark.soak
+def test_every_one_of_8000_readings_sees_one_whole_version_or_is_told(tmp_path):
+    whole, _ = read_while_updated(tmp_path / "a", readings=1000, updates=2000)
+    assert whole > 1000
+
+
+def test_threads_compute_on_one_array(tmp_path):
+    array = store(tmp_path / "a", 3)
+    shared = jz.exp(array) * 2
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: float(jz.sum(shared)) + float(jz.sum(array * n)), range(24)))
+    for number, value in enumerate(found):
+        assert value == pytest.approx(16 * 12 * (2 * np.exp(3) + 3 * number), rel=1e-5)
+
+
+# --- processes ------------------------------------------------------------------------------
+
+OTHER = """if True:
+    import sys
+    from jask_zarr._disk import BlockedArray, stage
+    update = stage(BlockedArray.open(sys.argv[1]))
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_an_update_is_refused_while_another_process_updates_and_works_when_that_has_died(tmp_path):
+    array = store(tmp_path / "a")
+    program = [sys.executable, "-c", OTHER, str(tmp_path / "a")]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "begun\n"
+        with pytest.raises(errors.StoreBusyError, match="already updating"):
+            array.update_(array + 1)
+        np.testing.assert_array_equal(array.to_numpy(), 0)
+        other.kill()
+        other.wait()
+    np.testing.assert_array_equal(array.update_(array + 1).to_numpy(), 1)
+    assert sorted(os.listdir(tmp_path / "a")) == ["c", "zarr.json"]
+
+
+# --- event loops ----------------------------------------------------------------------------
+
+
+def test_all_of_it_works_inside_a_running_event_loop(tmp_path):
+    async def main():
+        array = store(tmp_path / "a", 2)
+        memory = jz.DiskArray.from_numpy(np.ones(SHAPE, "f4"), path=f"memory://{tmp_path}/b", chunks=(4, 4))
+        await asyncio.sleep(0)
+        total = float(jz.sum(array + memory))
+        array = array.update_(array * memory)
+        in_thread = await asyncio.to_thread(lambda: float(jz.sum(array)))
+        return total, in_thread
+
+    pytest.importorskip("fsspec")
+    assert asyncio.run(main()) == (16 * 12 * 3.0, 16 * 12 * 2.0)
+
+
+# --- forks ----------------------------------------------------------------------------------
+
+FORK = """if True:
+    import os, sys, warnings
+    import numpy as np
+    import jask_zarr as jz
+    warnings.simplefilter("always")
+    a = jz.DiskArray.from_numpy(np.ones((4, 4), "f4"), path=sys.argv[1])
+    assert a.to_numpy().sum() == 16
+    if sys.argv[2] == "computed":
+        assert float(jz.sum(a)) == 16
+    child = os.fork()
+    if child == 0:
+        total = jz.open(sys.argv[1]).to_numpy().sum()
+        os._exit(int(total))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), float(jz.sum(a)))
+"""
+
+
+@pytest.mark.parametrize("before", ["read", "computed"])
+def test_a_forked_child_reads_and_is_warned_about_when_jax_has_started(tmp_path, before):
+    program = [sys.executable, "-c", FORK, str(tmp_path / "a"), before]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["16", "16.0"]
+    assert ("fork" in done.stderr) >= (before == "computed")
