@@ -92,7 +92,8 @@ def _one(options: argparse.Namespace, name: str, scale: Any, contenders: list[st
     say = lambda text: print(text, flush=True)
     figures = measure(JOBS[name], contenders, scale, options.folder, options.repeats, options.limit, say)
     needed = needed_bytes(options.folder / scale.name, JOBS[name].inputs)
-    return {"contenders": {name: _row(f) for name, f in figures.items()}, "needed": needed}
+    rows = {name: _row(f) for name, f in figures.items()}
+    return {"contenders": rows, "needed": needed, "load": os.getloadavg()[0]}
 
 
 def _row(figures: Figures) -> dict[str, Any]:
