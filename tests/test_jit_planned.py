@@ -208,3 +208,41 @@ def test_an_error_leaves_all_donated_stores_as_they_were(tmp_path):
         jz.jit(lambda a, n: (a * 2, n.sum()), donate_argnums=0)(a, big)
     assert a.to_numpy().tolist() == [1.0] * 4
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["c", "zarr.json"]
+
+
+def test_an_unchanged_output_that_is_not_donated_is_a_copy(tmp_path):
+    a = jz.DiskArray.from_numpy(np.ones(6, "float32"), chunks=(2,), path=tmp_path / "a")
+    average = jz.jit(lambda p: {"average": p})(a)["average"]
+    new, average = jz.jit(lambda p, q: (p * 3, q), donate_argnums=(0, 1))(a, average)
+    assert (new.to_numpy().tolist(), average.to_numpy().tolist()) == ([3.0] * 6, [1.0] * 6)
+    assert jz.open(tmp_path / "a").to_numpy().tolist() == [3.0] * 6
+
+
+def test_the_old_value_may_be_returned_beside_the_new_one(tmp_path):
+    a = jz.DiskArray.from_numpy(np.ones(6, "float32"), chunks=(2,), path=tmp_path / "a")
+    new, old = jz.jit(lambda a: (a * 2, a), donate_argnums=0)(a)
+    assert (new.to_numpy().tolist(), old.to_numpy().tolist()) == ([2.0] * 6, [1.0] * 6)
+
+
+def test_lbfgs_state_keeps_the_old_parameters(tmp_path):
+    tx = optax.scale_by_lbfgs(memory_size=2)
+    w = jz.DiskArray.from_numpy(np.arange(1.0, 7, dtype="float32"), chunks=(2,), path=tmp_path / "w")
+    reference = jnp.arange(1.0, 7)
+
+    def step(w, state):
+        updates, state = tx.update(jax.grad(lambda w: jnp.sum(w**4))(w), state, w)
+        return w - 0.01 * updates, state
+
+    state, reference_state = jz.jit(tx.init)(w), tx.init(reference)
+    planned = jz.jit(step, donate_argnums=(0, 1))
+    for _ in range(4):
+        w, state = planned(w, state)
+        reference, reference_state = jax.jit(step)(reference, reference_state)
+    np.testing.assert_allclose(w.to_numpy(), reference, rtol=1e-4)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(1), jax.random.PRNGKey(1), jax.random.key(1, impl="rbg")])
+def test_random_keys_are_arguments(key):
+    a = jz.DiskArray.from_numpy(np.ones((6, 4), "float32"), chunks=(2, 3))
+    noisy = jz.jit(lambda a, key: a + jax.random.normal(key, a.shape))(a, key)
+    np.testing.assert_allclose(noisy.to_numpy(), 1 + jax.random.normal(key, (6, 4)), rtol=1e-5, atol=1e-6)

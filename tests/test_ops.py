@@ -47,7 +47,6 @@ def test_op_in_float64(op: Op) -> None:
     check(op, "forward", "float64", "mixed")
 
 
-@pytest.mark.xfail(strict=True, reason="the threads that compute tiles do not see jax.enable_x64 of the caller")
 def test_float64_by_the_context_manager() -> None:
     """The setting is that of one thread; tiles are computed in others."""
     values = np.random.default_rng(0).normal(size=(40, 20))

@@ -380,3 +380,13 @@ def test_constants_of_a_lifted_function_are_kept() -> None:
     np.testing.assert_allclose(lifted(on_disk()).to_numpy(), X * table + table, rtol=1e-6)
     gradient = jax.grad(lambda a: jz.sum(lifted(a) * lifted(a)))(on_disk())
     np.testing.assert_allclose(gradient.to_numpy(), 2 * (X * table + table) * table, rtol=1e-5)
+
+
+@pytest.mark.parametrize("change", [lambda a: a, lambda a: a + 1, lambda a: a.T, lambda a: a[::-1]])
+@pytest.mark.parametrize("where", ["a", ".", "a/"])
+def test_nothing_is_saved_over_the_store_it_is_computed_from(change, where, tmp_path):
+    values = np.arange(16, dtype="float32").reshape(4, 4)
+    a = jz.DiskArray.from_numpy(values, chunks=(2, 2), path=tmp_path / "a")
+    with pytest.raises(ValueError, match="update_"):
+        change(a).save(str(tmp_path / where), overwrite=True)
+    np.testing.assert_array_equal(a.to_numpy(), values)

@@ -127,9 +127,10 @@ class Model:
 
     @cached_property
     def coding(self) -> int:
-        """Bytes of the largest chunks: one is decoded whole, even for a smaller tile, or encoded, at a time."""
-        decoded = max((stream.chunk_bytes for stream in self.reads), default=0)
-        return max(decoded, *(stream.chunk_bytes for stream in self.writes), 0)
+        """Bytes of the largest chunk: one at a time is decoded whole, even for a smaller tile, or encoded."""
+        decoded = (stream.chunk_bytes for stream in self.reads)
+        encoded = (2 * stream.chunk_bytes for stream in self.writes)
+        return max((*decoded, *encoded), default=0)
 
     def resident(self, sizes: Sizes, workers: int) -> int:
         live = max((add(moment, sizes) for moment in self.temporaries), default=0)

@@ -62,7 +62,17 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
-ARRAY = object()
+@dataclass(frozen=True)
+class Hole:
+    """Where an array was; a random key travels as its numbers."""
+
+    key_impl: str | None = None
+
+    def fill(self, array: Any) -> Any:
+        """The argument for the array that takes the place."""
+        return array if self.key_impl is None else jax.random.wrap_key_data(array, impl=self.key_impl)
+
+
 _DATA = (DiskArray, _compat.Tracer, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -73,7 +83,7 @@ class Arguments:
     arrays: tuple[Any, ...]
     tree: Any
     rest: tuple[Any, ...]
-    """The leaves, with `ARRAY` where an array was."""
+    """The leaves, with a `Hole` where an array was."""
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> "Arguments":
@@ -81,12 +91,12 @@ class Arguments:
         kwargs = {k: Static(a) if k in statics.names else a for k, a in kwargs.items()}
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = tuple(map(_as_array, filter(_is_data, leaves)))
-        return Arguments(arrays, tree, tuple(ARRAY if _is_data(leaf) else leaf for leaf in leaves))
+        return Arguments(arrays, tree, tuple(_hole(leaf) if _is_data(leaf) else leaf for leaf in leaves))
 
     def apply(self, fn: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """Call a function on these arguments with other arrays."""
         given = iter(arrays)
-        leaves = [next(given) if leaf is ARRAY else leaf for leaf in self.rest]
+        leaves = [leaf.fill(next(given)) if isinstance(leaf, Hole) else leaf for leaf in self.rest]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return fn(*map(_unwrapped, args), **{k: _unwrapped(a) for k, a in kwargs.items()})
 
@@ -97,11 +107,21 @@ class Arguments:
         return (self.tree, self.rest, types, _compat.x64_is_enabled())
 
 
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _hole(leaf: Any) -> Hole:
+    return Hole(str(jax.random.key_impl(leaf))) if _is_key(leaf) else Hole()
+
+
 def _is_data(leaf: Any) -> bool:
     return isinstance(leaf, _DATA)
 
 
 def _as_array(leaf: Any) -> Any:
+    if _is_key(leaf):
+        return jax.random.key_data(leaf)
     return jnp.array(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
 
 

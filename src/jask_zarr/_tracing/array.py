@@ -303,7 +303,7 @@ def _refuse_own_store(value: Value, path: Any) -> None:
     if not isinstance(path, str | os.PathLike):
         return
     target = os.path.realpath(path)
-    for leaf in sinks.collect([value]).leaves:
+    for leaf in collect([value]).leaves:
         own = leaf.leaf.source.array.path if isinstance(leaf.leaf, Stored) else None
         if own is not None and os.path.commonpath([target, os.path.realpath(own)]) == target:
             raise ValueError(

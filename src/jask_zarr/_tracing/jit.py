@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 
 from jask_zarr import _compat, _config
 from jask_zarr._tracing import force
-from jask_zarr._tracing.arguments import ARRAY, Arguments, Statics
+from jask_zarr._tracing.arguments import Arguments, Hole, Statics
 from jask_zarr._tracing.expr import Stored, Value, record, stored
 from jask_zarr._tracing.hitype import DiskArray
 from jask_zarr._tracing.lift import Call, is_disk, lift, operand, trace_call
@@ -103,9 +103,8 @@ def planned_outputs(
     """What a call of ``jit(fn)`` would compute, and where to; for those who want to read the plan."""
     split = Arguments.of(args, kwargs, Statics.of(fn, (), ()))
     call = _traced(fn, split, {})
-    values = _recorded(call, split.arrays)
-    outputs = _placed(values, split.arrays, [False] * len(split.arrays), None)
-    return values, [force.CHOOSE if o.on_disk else None for o in outputs]
+    outputs = _placed(call, split.arrays, [False] * len(split.arrays), None)
+    return [o.value for o in outputs], [force.CHOOSE if o.on_disk else None for o in outputs]
 
 
 def _traced(fn: Callable[..., Any], split: Arguments, calls: dict[Any, Call]) -> Call:
@@ -119,7 +118,7 @@ def _donated_arrays(split: Arguments, donated: set[int]) -> list[bool]:
     """Which of the flat arrays belong to a donated argument."""
     args, _ = jax.tree.unflatten(split.tree, range(len(split.rest)))
     leaves = {leaf for n in donated for leaf in jax.tree.leaves(args[n : n + 1])}
-    return [n in leaves for n, leaf in enumerate(split.rest) if leaf is ARRAY]
+    return [n in leaves for n, leaf in enumerate(split.rest) if isinstance(leaf, Hole)]
 
 
 @dataclass(frozen=True)
@@ -130,11 +129,13 @@ class _Output:
     source: Any = None
     """The store of the donated array that it replaces."""
     on_disk: bool = False
+    unchanged: bool = False
+    """It is the donated array itself."""
 
 
 def _run(call: Call, arrays: Sequence[Any], donated: Sequence[bool], out_on_disk: bool | None) -> list[Any]:
-    outputs = _placed(_recorded(call, arrays), arrays, donated, out_on_disk)
-    pairs = [(o.source, o.value) for o in outputs if o.source is not None and not _unchanged(o)]
+    outputs = _placed(call, arrays, donated, out_on_disk)
+    pairs = [(o.source, o.value) for o in outputs if o.source is not None and not o.unchanged]
     kept = [o.value for o in outputs if o.on_disk and o.source is None]
     wanted = [o.value for o in outputs if not o.on_disk]
     fresh, results = force.replace(pairs, kept, wanted)
@@ -142,44 +143,40 @@ def _run(call: Call, arrays: Sequence[Any], donated: Sequence[bool], out_on_disk
     return [_output(o, sources, found) for o in outputs]
 
 
-def _recorded(call: Call, arrays: Sequence[Any]) -> list[Value]:
-    """The outputs as values; an output that is an input as it stands is that input's value."""
-    operands = [operand(x) for x in (*call.closed, *arrays)]
-    jaxpr = call.function.jaxpr.jaxpr
-    inputs = dict(zip(jaxpr.invars[len(call.function.consts) :], operands, strict=True))
-    values = record(call.function, operands)
-    pairs = zip(jaxpr.outvars, values, strict=True)
-    return [value if isinstance(atom, Literal) else inputs.get(atom, value) for atom, value in pairs]
-
-
 def _output(output: _Output, sources: Any, found: Any) -> Any:
     if not output.on_disk:
         return jnp.asarray(next(found))
     if output.source is None:
         return DiskArray(output.value)
-    return DiskArray(stored(output.source if _unchanged(output) else next(sources)))
+    return DiskArray(stored(output.source if output.unchanged else next(sources)))
 
 
-def _unchanged(output: _Output) -> bool:
-    leaf = output.value.leaf
-    return isinstance(leaf, Stored) and leaf.source is output.source
+def _placed(call: Call, arrays: Sequence[Any], donated: Sequence[bool], out_on_disk: bool | None) -> list[_Output]:
+    """Match outputs with donated inputs of the same shape and dtype, in order; place the others.
 
-
-def _placed(
-    values: Sequence[Value], arrays: Sequence[Any], donated: Sequence[bool], out_on_disk: bool | None
-) -> list[_Output]:
-    """Match outputs with donated inputs of the same shape and dtype, in order; place the others."""
+    An output that is an input as it stands is a copy, unless it takes the place of that very input.
+    """
+    operands = [operand(x) for x in (*call.closed, *arrays)]
     free = [x for x, flag in zip(arrays, donated, strict=True) if flag and hasattr(x, "shape")]
     disk_shapes = {(tuple(x.shape), np.dtype(x.dtype)) for x in arrays if is_disk(x)}
     outputs = []
-    for value in values:
+    for value, same in zip(record(call.function, operands), _passed_through(call, operands), strict=True):
         place = next((x for x in free if (tuple(x.shape), np.dtype(x.dtype)) == (value.shape, value.dtype)), None)
-        if place is not None:
-            free = [x for x in free if x is not place]
-            outputs.append(_Output(value, _store(place), is_disk(place)))
-        else:
+        if place is None:
             outputs.append(_Output(value, None, _on_disk(value, disk_shapes, out_on_disk)))
+        else:
+            free = [x for x in free if x is not place]
+            source = _store(place)
+            unchanged = same is not None and isinstance(same.leaf, Stored) and same.leaf.source is source
+            outputs.append(_Output(value, source, is_disk(place), unchanged))
     return outputs
+
+
+def _passed_through(call: Call, operands: Sequence[Value]) -> list[Value | None]:
+    """For each output, the input that it is, if it is one as it stands."""
+    jaxpr = call.function.jaxpr.jaxpr
+    inputs = dict(zip(jaxpr.invars[len(call.function.consts) :], operands, strict=True))
+    return [None if isinstance(atom, Literal) else inputs.get(atom) for atom in jaxpr.outvars]
 
 
 def _store(array: Any) -> Any:

@@ -1,0 +1,165 @@
+"""The runner: the same bits however many tiles are under way, interrupts, errors, memory in processes of their own."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jask_zarr as jz
+from jask_zarr._disk import SpillFile
+from jask_zarr._plan import InputSpec, OutputSpec, make_plan
+from jask_zarr._plan import tiles as plan_tiles
+from jask_zarr._run import run
+from jask_zarr._run.buffers import BufferPool
+
+VALUES = np.random.default_rng(0).normal(size=(300, 70)).astype("float32")
+
+
+def spilled(values, chunks):
+    array = SpillFile.create(values.shape, values.dtype, chunks)
+    array.write_box((0,) * values.ndim, values)
+    return array
+
+
+def results(function, workers, chunks=(32, 70)):
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(VALUES.shape, "float32"))
+    outputs = tuple(OutputSpec(None) for _ in jaxpr.jaxpr.outvars)
+    inputs = (InputSpec(VALUES.shape, VALUES.dtype, chunks),)
+    plan = make_plan(jaxpr, inputs, outputs, 1 << 20, workers)
+    assert max(p.tiles for p in plan.passes) > 4
+    return run(plan, [spilled(VALUES, chunks)], [None] * len(outputs))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_the_same_bits_for_any_number_of_workers(workers, monkeypatch):
+    monkeypatch.setattr(plan_tiles, "TILE_BYTES", 16_000)
+
+    def function(a):
+        return a.sum(), a.T @ a, jnp.sin(a) @ a.T, jax.nn.softmax(a, 0), jnp.argmax(a)
+
+    for got, want in zip(results(function, workers), results(function, 3), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_progress_counts_every_tile():
+    seen = []
+    jaxpr = jax.make_jaxpr(jnp.sum)(jax.ShapeDtypeStruct(VALUES.shape, "float32"))
+    plan = make_plan(jaxpr, (InputSpec(VALUES.shape, VALUES.dtype, (10, 7)),), (OutputSpec(None),), 30_000)
+    run(plan, [spilled(VALUES, (10, 7))], [None], lambda *event: seen.append(event))
+    tiles = plan.passes[0].tiles
+    assert [done for _, _, done, _ in seen] == list(range(1, tiles + 1))
+    assert tiles > 1
+
+
+def test_buffers_are_aligned_and_used_again():
+    pool = BufferPool()
+    first = pool.take((3, 5), np.float32)
+    address = first.ctypes.data
+    assert address % 64 == 0
+    pool.give(first)
+    again = pool.take((5, 3), np.int32)
+    assert again.ctypes.data == address
+    assert pool.take((5, 3), np.int32).ctypes.data != address
+
+
+def test_kept_results_are_not_overwritten_by_later_tiles():
+    a = jz.DiskArray.from_numpy(np.repeat(np.arange(64.0, dtype="float32"), 4096).reshape(64, 4096), chunks=(1, 4096))
+    rows = [a[k] for k in range(64)]
+    jz.compute(*rows)
+    assert [float(row.to_numpy().mean()) for row in rows] == [float(k) for k in range(64)]
+
+
+def in_a_process(code, *arguments):
+    """Run code in a fresh interpreter; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+INTERRUPTED = """
+import os, pathlib, signal, sys, threading
+import jask_zarr as jz, numpy as np
+
+store = pathlib.Path(sys.argv[1])
+a = jz.DiskArray.from_numpy(np.ones((4096, 256), "float32"), chunks=(8, 256), path=store)
+jz.set_memory_budget("1MB")
+try:
+    with jz.io_cost() as cost:
+        def interrupt():
+            while cost.blocks_read < 40:
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
+        ACTION
+    print("finished")
+except KeyboardInterrupt:
+    print("interrupted", cost.blocks_read < 512 * 3)
+print(float(jz.sum(a)), sorted(p.name for p in store.iterdir()))
+"""
+
+
+@pytest.mark.parametrize(
+    "action", ["a.update_(jz.tanh(a) + 1)", "jz.sum(jz.softmax(a, axis=0) * a)", "a.save(sys.argv[1] + '.copy')"]
+)
+def test_an_interrupt_in_the_middle_of_a_pass_leaves_the_array_as_it_was(action, tmp_path):
+    out = in_a_process(INTERRUPTED.replace("ACTION", action), tmp_path / "a").splitlines()
+    assert out[0] == "interrupted True"
+    assert out[1] == f"{4096 * 256.0} ['c', 'zarr.json']"
+
+
+MEASURED = """
+import re, sys
+import jax, jax.numpy as jnp, optax
+import jask_zarr as jz
+
+def status(key):
+    return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1)) * 1024
+
+before = status("VmRSS")
+budget = 128_000_000
+jz.set_memory_budget(budget)
+JOB
+print(status("VmHWM") - before, budget)
+"""
+# Arrays without chunk files: ten times the budget to walk over, nothing to write first.
+JOBS = {
+    "sum of squares": """
+a, b = (jz.full((160_000, 1000), v, chunks=(2000, 1000)) for v in (1.0, 2.0))
+assert float(jz.lift(lambda a, b: jnp.sum((a - b) ** 2))(a, b)) == a.size
+""",
+    "elementwise into a store": """
+a = jz.full((160_000, 2000), 1.0, chunks=(2000, 1000))
+(jz.tanh(a) * 2).save(sys.argv[1] + "/b", chunks=(2000, 2000))
+""",
+    "softmax over a split axis": """
+a = jz.full((320_000, 1000), 1.0, chunks=(2000, 1000))
+assert abs(float(jz.sum(jz.softmax(a, axis=0))) - 1000) < 1
+""",
+    "training step": """
+x = jz.full((5_000_000, 64), 1.0, chunks=(8192, 64))
+w = [jnp.ones((64, 128)) / 64, jnp.ones((128, 64)) / 64]
+loss = lambda w, x: jnp.mean((jax.nn.relu(x @ w[0]) @ w[1] - x) ** 2)
+jz.jit(jax.value_and_grad(loss))(w, x)
+""",
+    "matmul": """
+a = jz.full((8192, 8192), 1.0, chunks=(1024, 1024))
+(a @ a).save(sys.argv[1] + "/c", chunks=(1024, 1024))
+""",
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("job", JOBS)
+def test_peak_memory_is_within_the_budget(job, tmp_path):
+    out = in_a_process(MEASURED.replace("JOB", JOBS[job]), tmp_path)
+    peak, budget = map(int, re.findall(r"\d+", out)[-2:])
+    assert peak <= budget * 1.1 + 64_000_000
