@@ -29,49 +29,50 @@ READS = [
 ]
 
 
-def read_while_updated(path, readings, updates):
-    """Eight threads read one store while one updates it; how many readings saw whole versions, and were told."""
+def read_while_updated(path, readings):
+    """Eight threads read one store while another updates it; how many readings saw a version, of how many."""
     store(path)
-    stop = threading.Event()
+    done = threading.Event()
 
     def update():
-        try:
-            array = jz.open(path)
-            for _ in range(updates):
-                array = array.update_(array + 1)
-        finally:
-            stop.set()
+        array, count = jz.open(path), 0
+        while not done.is_set():
+            array, count = array.update_(array + 1), count + 1
+        return count
 
     def read(thread):
-        whole = told = number = 0
-        while number < readings and not (stop.is_set() and whole):
-            number += 1
+        whole = 0
+        for number in range(readings):
             try:
                 values = READS[(thread + number) % len(READS)](jz.open(path))
             except (errors.StaleArrayError, errors.StoreBusyError):
-                told += 1
-                continue
+                continue  # told that there is another version now
             assert values.min() == values.max(), "two versions in one reading"
             whole += 1
-        return whole, told
+        return whole
 
     with ThreadPoolExecutor(9) as pool:
         updater = pool.submit(update)
-        seen = list(pool.map(read, range(8)))
-        updater.result()
+        try:
+            seen = list(pool.map(read, range(8)))
+        finally:
+            done.set()
+        updates = updater.result()
     assert jz.open(path).to_numpy().min() == jz.open(path).to_numpy().max() == updates
-    return sum(w for w, _ in seen), sum(t for _, t in seen)
+    return sum(seen), updates
 
 
 def test_every_reader_sees_one_whole_version_or_is_told(tmp_path):
-    whole, _ = read_while_updated(tmp_path / "a", readings=40, updates=40)
+    whole, updates = read_while_updated(tmp_path / "a", readings=30)
     assert whole >= 8
+    assert updates >= 2
 
 
 @pytest.mark.soak
 def test_every_one_of_8000_readings_sees_one_whole_version_or_is_told(tmp_path):
-    whole, _ = read_while_updated(tmp_path / "a", readings=1000, updates=2000)
-    assert whole > 1000
+    whole, updates = read_while_updated(tmp_path / "a", readings=1000)
+    assert whole >= 1000
+    assert updates >= 100
 
 
 def test_threads_compute_on_one_array(tmp_path):

@@ -24,6 +24,7 @@ from .._chunks import Index
 from ..errors import (
     DamagedChunkError,
     DtypeMismatchError,
+    MemoryBudgetError,
     NotAnArrayError,
     ReadOnlyStoreError,
     ShapeMismatchError,
@@ -288,6 +289,11 @@ class BlockedArray:
         except BadChunk as error:
             raise DamagedChunkError(
                 f"Chunk {error.index} of the array at {self._place} cannot be decoded: {error.reason}."
+            ) from error
+        except MemoryError as error:
+            raise MemoryBudgetError(
+                f"A chunk of the array at {self._place} takes {prod(self.chunks) * self.dtype.itemsize:,} bytes "
+                "when it is decoded, more than there is memory for; rewrite the array with smaller chunks."
             ) from error
         if cost.counting():
             cost.count_read(*self._touched(start, stop, self.chunks))
