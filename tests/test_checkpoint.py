@@ -278,3 +278,16 @@ def test_members_outside_the_checkpoint_are_not_read(tmp_path, weights):
     assert "../w.zarr" in (tmp_path / "c/zarr.json").read_text()
     with pytest.raises(errors.JaskZarrError):
         jz.restore(tmp_path / "c")
+
+
+def test_a_folder_that_is_not_a_checkpoint_is_not_replaced(tmp_path):
+    notes = tmp_path / "run" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("precious")
+    w = jz.DiskArray.from_numpy(np.ones(4, "float32"), path=tmp_path / "run" / "w.zarr")
+    with pytest.raises(FileExistsError, match="not a checkpoint"):
+        jz.checkpoint(tmp_path / "run", {"n": 1})
+    assert notes.read_text() == "precious"
+    assert w.to_numpy().sum() == 4
+    with pytest.raises(FileExistsError, match="not a checkpoint"):
+        jz.checkpoint(tmp_path / "run" / "w.zarr", {"n": 1})

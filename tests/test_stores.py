@@ -174,7 +174,7 @@ def test_a_store_that_cannot_be_written_is_read_and_refuses_updates_at_once(web,
 
 
 def test_what_is_not_on_the_web_is_not_found(web):
-    with pytest.raises(errors.ArrayNotFoundError, match="b.zarr"):
+    with pytest.raises(errors.ArrayNotFoundError, match=r"b\.zarr"):
         jz.open(on_the_web(web).replace("a.zarr", "b.zarr"))
 
 

@@ -390,3 +390,28 @@ def test_nothing_is_saved_over_the_store_it_is_computed_from(change, where, tmp_
     with pytest.raises(ValueError, match="update_"):
         change(a).save(str(tmp_path / where), overwrite=True)
     np.testing.assert_array_equal(a.to_numpy(), values)
+
+
+def test_a_zarr_store_object_is_recognised_as_its_own(tmp_path):
+    a = jz.DiskArray.from_numpy(np.ones((4, 4), "float32"), chunks=(2, 2), path=tmp_path / "a")
+    with pytest.raises(ValueError, match="update_"):
+        (a + 1).save(zarr.storage.LocalStore(tmp_path / "a"), overwrite=True)
+    assert a.to_numpy().sum() == 16
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: jz.DiskArray.from_numpy(np.zeros((4, 4), "float32"), chunks=(2, 2), path=path, overwrite=True),
+        lambda path: jz.zeros((4, 4), "float32").save(path, chunks=(2, 2), overwrite=True),
+        lambda path: jz.full((4, 4), 0, "float32", chunks=(2, 2), path=path, overwrite=True),
+    ],
+)
+def test_what_was_written_over_is_stale_even_if_it_looks_the_same(write, tmp_path):
+    a = jz.DiskArray.from_numpy(np.ones((4, 4), "float32"), chunks=(2, 2), path=tmp_path / "a")
+    pending = a * 2
+    new = write(tmp_path / "a")
+    for old in (a, pending):
+        with pytest.raises(jz.errors.StaleArrayError):
+            old.to_numpy()
+    assert new.to_numpy().sum() == 0

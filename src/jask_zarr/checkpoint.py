@@ -4,6 +4,7 @@ Each array is a member of the group, named after its place in the tree. The stru
 leaves that are not arrays, are in an attribute of the group, as JSON.
 """
 
+import json
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -56,8 +57,23 @@ def checkpoint(path: Any, tree: Any) -> None:
         if place.directory is None:
             _write(place.store, place.path, structure, leaves)
         else:
+            _check_replaceable(Path(place.directory))
             with _disk.replacing(place.directory) as directory:
                 _write(directory, "", structure, leaves)
+
+
+def _check_replaceable(directory: Path) -> None:
+    """Only an empty folder or an earlier checkpoint is replaced."""
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    try:
+        attributes = json.loads((directory / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError):
+        attributes = {}
+    if ATTRIBUTE not in attributes:
+        raise FileExistsError(
+            f"the folder {str(directory)!r} exists and is not a checkpoint: give the checkpoint a folder of its own"
+        )
 
 
 def restore(path: Any, like: Any = None) -> Any:

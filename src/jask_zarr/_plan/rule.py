@@ -67,7 +67,7 @@ def out_shape(equation: Equation, slot: int = 0) -> tuple[int, ...]:
     return equation.source.outvars[slot].aval.shape
 
 
-def whole(shape: Sequence[int]) -> Index:
+def whole(shape: Sequence[Any]) -> Index:
     return (None,) * len(shape)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import threefry2x32_p
 
 from jask_zarr._plan.labels import Index, Labels
 from jask_zarr._plan.program import Equation
@@ -14,7 +15,7 @@ from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, eval
 def counts_elements(equation: Equation) -> bool:
     """Is this the counter-based generator with one key?"""
     key = equation.source.invars[0].aval
-    return key.shape == () and "fry" in str(key.dtype) and jax.config.jax_threefry_partitionable
+    return key.shape == () and "fry" in str(key.dtype) and getattr(jax.config, "jax_threefry_partitionable", True)
 
 
 def access_random_bits(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
@@ -30,7 +31,7 @@ def evaluate_random_bits(equation: Equation, slot: int, access: Access, tile: Ti
     number = _numbers(equation, access, tile)
     key = jax.random.key_data(operands[0])
     high, low = (number >> 32).astype(jnp.uint32), number.astype(jnp.uint32)
-    first, second = jax.extend.random.threefry2x32_p.bind(
+    first, second = threefry2x32_p.bind(
         *(jnp.broadcast_to(k, number.shape) for k in (key[0], key[1])), high, low
     )
     width = equation.params["bit_width"]

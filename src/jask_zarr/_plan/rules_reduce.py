@@ -262,12 +262,13 @@ def access_scatter(equation: Equation, slot: int, index: Index, labels: Labels) 
 def evaluate_scatter(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     base, rows, updates = operands
     dim = row_scatter_dim(equation)
-    if dim is None or access.computed[dim] is None:
+    axis = None if dim is None else access.computed[dim]
+    if dim is None or axis is None:
         return evaluate_source(equation, slot, access, tile, operands)
     rows = rows.astype(jnp.int64)
     if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
-    local = rows - tile.start(access.computed[dim])
+    local = rows - tile.start(axis)
     local = jnp.where(local < 0, base.shape[dim], local)
     return bind(
         equation,

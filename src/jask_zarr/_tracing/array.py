@@ -17,7 +17,7 @@ from jask_zarr._tracing import force, guards, updates
 from jask_zarr._tracing.expr import Stored, Traced, Value, collect, record, resident
 from jask_zarr._tracing.expr import stored as stored_value
 from jask_zarr._tracing.function import Function, trace
-from jask_zarr._tracing.sources import Source, source_of
+from jask_zarr._tracing.sources import Source, created, source_of
 
 
 class DiskArray:
@@ -256,7 +256,7 @@ class DiskArray:
         chunks = chunks or self.chunks or force.plan_for([value], [force.CHOOSE]).output_chunks[0]
         array = _disk.BlockedArray.create(path, self.shape, self.dtype, chunks=chunks, **keywords)
         force.write(value, array)
-        return _of_store(array)
+        return DiskArray(stored_value(created(array)))
 
     def to_zarr(self) -> Any:
         """The stored `zarr.Array` itself (a scratch array if the array has no store yet)."""
@@ -300,6 +300,7 @@ def _reopen(path: str, mode: str) -> DiskArray:
 
 def _refuse_own_store(value: Value, path: Any) -> None:
     """What is computed from a store cannot be written over it: it would be gone before it is read."""
+    path = getattr(path, "root", path)
     if not isinstance(path, str | os.PathLike):
         return
     target = os.path.realpath(path)

@@ -15,7 +15,7 @@ from jask_zarr._tracing.expr import Value, record, stored
 from jask_zarr._tracing.function import trace
 from jask_zarr._tracing.hitype import DiskArray
 from jask_zarr._tracing.lift import is_disk, operand
-from jask_zarr._tracing.sources import Source, source_of
+from jask_zarr._tracing.sources import Source, created, source_of
 
 Shape = int | Sequence[int]
 
@@ -127,7 +127,7 @@ def _new(shape: tuple[int, ...], dtype: Any, chunks: Any, path: Any, keywords: d
 
 
 def _wrapped(array: Any, path: Any) -> DiskArray:
-    source = Source(array, is_scratch=True) if path is None else source_of(array)
+    source = Source(array, is_scratch=True) if path is None else created(array)
     return DiskArray(stored(source))
 
 

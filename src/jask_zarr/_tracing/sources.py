@@ -42,7 +42,7 @@ class Source:
         """Refuse to be read once the store holds other values."""
         if self.is_stale:
             raise errors.StaleArrayError(
-                f"this array was replaced by update_ ({where(self.array)} now holds new values). "
+                f"this array was replaced by update_, or written over ({where(self.array)} now holds new values). "
                 "Use the array that update_ returned: w = w.update_(new). To keep the old values "
                 "as well, save them before the update: old = jz.materialize(w)."
             )
@@ -61,6 +61,16 @@ def source_of(array: Any) -> Source:
         if known.array.read_only == array.read_only:
             return known
         return Source(array, origin=known)
+
+
+def created(array: Any) -> Source:
+    """The source of an array that was just written; what was at its place before is replaced."""
+    with _lock:
+        known = _sources.get(array.identity)
+        if known is not None:
+            known.origin._replaced = True
+        fresh = _sources[array.identity] = Source(array)
+        return fresh
 
 
 def _is_gone(known: Source) -> bool:
