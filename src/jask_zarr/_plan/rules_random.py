@@ -31,9 +31,7 @@ def evaluate_random_bits(equation: Equation, slot: int, access: Access, tile: Ti
     number = _numbers(equation, access, tile)
     key = jax.random.key_data(operands[0])
     high, low = (number >> 32).astype(jnp.uint32), number.astype(jnp.uint32)
-    first, second = threefry2x32_p.bind(
-        *(jnp.broadcast_to(k, number.shape) for k in (key[0], key[1])), high, low
-    )
+    first, second = threefry2x32_p.bind(*(jnp.broadcast_to(k, number.shape) for k in (key[0], key[1])), high, low)
     width = equation.params["bit_width"]
     if width == 64:
         return (first.astype(jnp.uint64) << 32) | second.astype(jnp.uint64)

@@ -232,19 +232,7 @@ def evaluate_scatter_add(equation: Equation, slot: int, access: Access, tile: Ti
         return evaluate_source(equation, slot, access, tile, operands)
     for label in access.reduced:
         base = jnp.where(tile.label_start(label) == 0, base, jnp.zeros((), base.dtype))
-    axis = access.computed[dim]
-    rows = rows.astype(jnp.int64)
-    if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
-        rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
-    local = rows if axis is None else rows - tile.start(axis)
-    local = jnp.where(local < 0, base.shape[dim], local)
-    return bind(
-        equation,
-        (base, local, updates),
-        mode=lax.GatherScatterMode.FILL_OR_DROP,
-        indices_are_sorted=False,
-        unique_indices=False,
-    )
+    return _scatter_rows(equation, tile, access.computed[dim], dim, base, rows, updates)
 
 
 def access_scatter(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
@@ -265,10 +253,23 @@ def evaluate_scatter(equation: Equation, slot: int, access: Access, tile: Tile, 
     axis = None if dim is None else access.computed[dim]
     if dim is None or axis is None:
         return evaluate_source(equation, slot, access, tile, operands)
+    return _scatter_rows(equation, tile, axis, dim, base, rows, updates)
+
+
+def _scatter_rows(
+    equation: Equation,
+    tile: Tile,
+    axis: Axis | None,
+    dim: int,
+    base: jax.Array,
+    rows: jax.Array,
+    updates: jax.Array,
+) -> jax.Array:
+    """Scatter to the rows that lie in this tile; the others are out of range, and dropped."""
     rows = rows.astype(jnp.int64)
     if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
-    local = rows - tile.start(axis)
+    local = rows if axis is None else rows - tile.start(axis)
     local = jnp.where(local < 0, base.shape[dim], local)
     return bind(
         equation,
