@@ -234,10 +234,11 @@ def _remove_if_empty(parent: str) -> None:
 
 
 def _make_directory(directory: str) -> None:
-    try:
-        os.makedirs(directory)
-    except FileNotFoundError:
-        os.makedirs(directory)  # somebody has just removed the common parent, being empty
+    for _ in range(1000):
+        # Whoever opens the target meanwhile removes the common parent, if it is empty just then.
+        with suppress(FileNotFoundError):
+            return os.makedirs(directory)
+    os.makedirs(directory)
 
 
 def _discard(directory: str, pid: int) -> None:

@@ -335,7 +335,7 @@ class BlockedArray:
             raise
         except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
             raise NotAnArrayError(
-                f"The codecs of the array at {self._place}, {self.codecs}, cannot encode its values: {error}."
+                f"The array at {self._place}, with codecs {self.codecs}, could not be written: {error}."
             ) from error
         if cost.counting():
             cost.count_written(*self._touched(start, stop, self.write_chunks))
