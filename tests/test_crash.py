@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -141,24 +142,26 @@ def stores(folder, *names):
     return [jz.DiskArray.from_numpy(values, path=folder / n, chunks=(8, 64), compressors=None) for n in names]
 
 
-@pytest.fixture
+@contextmanager
 def small_files():
-    """A call after which no file of this process gets larger than 1000 bytes."""
+    """No file of this process gets larger than 1000 bytes; the log of the tests may be such a file, too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_file_that_does_not_fit_leaves_all_stores_of_a_step_old(tmp_path, small_files):
+def test_a_file_that_does_not_fit_leaves_all_stores_of_a_step_old(tmp_path):
     a, b = stores(tmp_path, "a", "b")
     before = files(tmp_path)
     step = jz.jit(lambda a, b: (a + b, a * 3), donate_argnums=(0, 1))
     step(*stores(tmp_path / "warm", "a", "b"))
     shutil.rmtree(tmp_path / "warm")
-    small_files()
-    with pytest.raises(OSError, match="large"):
+    with small_files(), pytest.raises(OSError, match="large"):
         step(a, b)
     assert files(tmp_path) == before
     for array in (a, b):
