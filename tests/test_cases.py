@@ -470,6 +470,17 @@ def test_a_chunk_larger_than_the_budget_is_an_error_with_both_sizes(tmp_path, sh
         jz.sum(jz.open(tmp_path / "a"))
 
 
+def test_a_chunk_far_larger_than_its_array_is_not_made_room_for(tmp_path):
+    by_hand(tmp_path / "a", GRID, (64, 64))
+    document = json.loads((tmp_path / "a/.zarray").read_text())
+    (tmp_path / "a/.zarray").write_text(json.dumps(document | {"chunks": [3, 2**31]}))
+    array = jz.open(tmp_path / "a")
+    with pytest.raises(errors.MemoryBudgetError, match="25,769,803,776 bytes"):
+        array.to_numpy()
+    with pytest.raises(errors.MemoryBudgetError, match="25,769,803,776 bytes"):
+        array.update_(1.0)
+
+
 # --- C5, C15, C17, C18: numbers that are not what they seem ---------------------------------
 
 REFUSED = {

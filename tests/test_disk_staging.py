@@ -6,6 +6,7 @@ Python's audit events show, and there kills itself, is interrupted, or finds the
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
 from jask_zarr._disk import BlockedArray, atomic, commit, scratch_usage, stage
-from jask_zarr.errors import NotAnArrayError, ReadOnlyStoreError, ShapeMismatchError, StoreBusyError
+from jask_zarr.errors import DamagedChunkError, NotAnArrayError, ReadOnlyStoreError, ShapeMismatchError, StoreBusyError
 
 SHAPE = (7, 5)
 OLD, NEW = np.full(SHAPE, 1, "f4"), np.full(SHAPE, 2, "f4")
@@ -240,6 +241,27 @@ def test_an_update_in_another_process_is_refused_while_it_lives(tmp_path):
         other.kill()
     stage(array).discard()
     assert atomic.STAGING not in os.listdir(array.path)
+
+
+@pytest.mark.parametrize("way", ["c/0/0", "c/0"])
+def test_what_is_no_file_is_not_replaced_and_nothing_else_is(tmp_path, way):
+    array = make(tmp_path / "a")
+    blocked = tmp_path / "a" / way
+    if blocked.is_dir():
+        shutil.rmtree(blocked)
+        blocked.write_bytes(b"")
+    else:
+        blocked.unlink()
+        blocked.mkdir()
+    before = files(tmp_path)
+    with pytest.raises(DamagedChunkError, match=r"Chunk \(0, 0\)"):
+        everything(array)
+    update = stage(array)
+    update.write_box((0, 0), NEW)
+    with pytest.raises(NotAnArrayError, match="belong"):
+        commit([update])
+    assert files(tmp_path) == before
+    np.testing.assert_array_equal(array.read_box((3, 0), (7, 5)), OLD[3:])
 
 
 # --- interruptions ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _config
-from ..errors import ReadOnlyStoreError, StoreBusyError
+from ..errors import NotAnArrayError, ReadOnlyStoreError, StoreBusyError
 from . import owners
 
 STAGING = ".jask_zarr"
@@ -192,9 +192,17 @@ def _staged(directory: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _make_folders(staging: Staging) -> None:
+    """Make the folders of new files, and see that nothing but a file is in any file's way."""
     for folder, names in _staged(staging.directory):
-        if names:
-            os.makedirs(os.path.join(staging.target, folder), exist_ok=True)
+        place = os.path.join(staging.target, folder)
+        try:
+            if names:
+                os.makedirs(place, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotAnArrayError(f"There is a file on the way to {place!r}, where chunks belong.") from error
+        for name in names:
+            if os.path.isdir(os.path.join(place, name)):
+                raise NotAnArrayError(f"There is a folder at {os.path.join(place, name)!r}, where a chunk belongs.")
 
 
 def _roll_forward(target: str, directory: str) -> None:

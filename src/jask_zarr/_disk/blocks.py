@@ -19,7 +19,7 @@ import zarr
 import zarr.codecs
 import zarr.errors
 
-from .. import _chunks
+from .. import _chunks, _config
 from .._chunks import Index
 from ..errors import (
     DamagedChunkError,
@@ -85,6 +85,8 @@ class BlockedArray:
         self._metadata_file = _metadata_file(place)
         self._seen = _signature(self._metadata_file)
         self._pinned = False
+        chunk_bytes = prod(self.write_chunks) * self.dtype.itemsize
+        self._padded_bytes = chunk_bytes if chunk_bytes > 4 * self.nbytes else 0
 
     @classmethod
     def open(cls, source: Any, path: str | None = None, mode: str = "r+", *, engine: str | None = None) -> Self:
@@ -112,8 +114,7 @@ class BlockedArray:
             atomic.recover(os.path.realpath(place.directory))
         array = stores.open_zarr(place, _zarr_mode(place, mode))
         check_supported(array.dtype, f"The array at {place}")
-        if prod(array.shape) * array.dtype.itemsize >= 2**63:
-            raise NotAnArrayError(f"The array at {place} claims a shape of {array.shape}, more than can be addressed.")
+        _check_sizes(array, place)
         return cls(array, place, mode, choose_engine(array, engine))
 
     @classmethod
@@ -284,6 +285,7 @@ class BlockedArray:
         return out
 
     def _read(self, start: Index, stop: Index, out: np.ndarray) -> None:
+        self._check_padding()
         try:
             self._engine.read(start, stop, out)
         except BadChunk as error:
@@ -291,10 +293,7 @@ class BlockedArray:
                 f"Chunk {error.index} of the array at {self._place} cannot be decoded: {error.reason}."
             ) from error
         except MemoryError as error:
-            raise MemoryBudgetError(
-                f"A chunk of the array at {self._place} takes {prod(self.chunks) * self.dtype.itemsize:,} bytes "
-                "when it is decoded, more than there is memory for; rewrite the array with smaller chunks."
-            ) from error
+            raise self._too_large(prod(self.chunks) * self.dtype.itemsize) from error
         if cost.counting():
             cost.count_read(*self._touched(start, stop, self.chunks))
 
@@ -328,6 +327,7 @@ class BlockedArray:
             self._write(start, stop, values)
 
     def _write(self, start: Index, stop: Index, values: np.ndarray) -> None:
+        self._check_padding()
         try:
             self._engine.write(start, values)
         except OSError as error:
@@ -352,6 +352,17 @@ class BlockedArray:
         return BlockedArray(self.zarr_array, self._place, self.mode, engine)
 
     # --- checks ---
+
+    def _check_padding(self) -> None:
+        """Refuse chunks beyond the budget that the array's size, by which plans are made, does not show."""
+        if self._padded_bytes > _config.memory_budget():
+            raise self._too_large(self._padded_bytes)
+
+    def _too_large(self, nbytes: int) -> MemoryBudgetError:
+        return MemoryBudgetError(
+            f"A chunk of the array at {self._place} takes {nbytes:,} bytes when it is decoded, which the memory budget "
+            f"of {_config.memory_budget():,} bytes has no room for; rewrite the array with smaller chunks."
+        )
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyStoreError` if nothing can be written."""
@@ -400,6 +411,14 @@ class BlockedArray:
         count = _chunks.count_touching(start, stop, chunks)
         whole = _chunks.box_shape(*_chunks.covering_box(start, stop, self.shape, chunks))
         return count, prod(whole) * self.dtype.itemsize
+
+
+def _check_sizes(array: zarr.Array, place: stores.Place) -> None:
+    if prod(array.shape) * array.dtype.itemsize >= 2**63:
+        raise NotAnArrayError(f"The array at {place} claims a shape of {array.shape}, more than can be addressed.")
+    chunks = array.shards or array.chunks
+    if any(n and c < 1 for n, c in zip(array.shape, chunks, strict=True)):
+        raise NotAnArrayError(f"The array at {place} has chunks of {chunks}, which cannot make up {array.shape}.")
 
 
 def _zarr_mode(place: stores.Place, mode: str) -> str:

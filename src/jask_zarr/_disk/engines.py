@@ -172,6 +172,8 @@ class FileEngine:
         except FileNotFoundError:
             out[...] = self.codec.fill_value
             return
+        except NotADirectoryError as error:
+            raise BadChunk(index, "a file is on the way to it") from error
         try:
             self._read_chunks(file, start, stop, out)
         finally:
@@ -188,7 +190,7 @@ class FileEngine:
                     places = self._places(file, size)
                 place = places[*(i % n for i, n in zip(index, places.shape, strict=False))]
                 self._decode(file, place, target, box_slices(a, b, box[0]))
-            except (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError) as error:
+            except (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError, IsADirectoryError) as error:
                 raise BadChunk(index, error) from error
 
     def _places(self, file: int, size: int) -> np.ndarray:
