@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class Contender:
             return json.loads(line)
         if ready:
             return {"error": (self.log.read_text().splitlines() or ["ended"])[-1][:200]}
+        self.process.kill()
         self.stop()
         return {"error": f"more than {seconds:.0f} s"}
 
@@ -86,9 +88,14 @@ class Contender:
         shutil.rmtree(self.out, ignore_errors=True)
 
     def stop(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
+        """End the process, by itself if it can: it removes its temporary files."""
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.forget()
 
 

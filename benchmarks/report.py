@@ -39,8 +39,9 @@ def tables(found: dict[str, Any]) -> str:
     """All tables, as markdown."""
     parts = [
         _setting(found),
-        "### Seconds",
-        _table(found, "seconds", _seconds),
+        _unmeasured(found),
+        "### Seconds, the median of the runs",
+        _table(found, "seconds", _seconds, runs=True),
         "### Peak memory, MB above the imported libraries",
         _table(found, "peak", lambda v: f"{v / 1e6:.0f}"),
         "### Decoded bytes read + written, GB",
@@ -48,7 +49,7 @@ def tables(found: dict[str, Any]) -> str:
         "### Against the targets",
         _targets(found),
     ]
-    return "\n\n".join(parts + ([_growth(found)] if "growth" in found else []))
+    return "\n\n".join(filter(None, parts + ([_growth(found)] if "growth" in found else [])))
 
 
 def _setting(found: dict[str, Any]) -> str:
@@ -69,6 +70,12 @@ def _load(found: dict[str, Any]) -> str:
     )
 
 
+def _unmeasured(found: dict[str, Any]) -> str:
+    missing = [job.title for job in JOBS.values() if job.name not in found["jobs"]]
+    missing += [] if "growth" in found else ["time and memory as the arrays grow"]
+    return f"Not measured in this run: {'; '.join(missing)}." if missing else ""
+
+
 def _seconds(value: float) -> str:
     return f"{value * 1000:.2f} ms" if value < 0.01 else f"{value:.3g}"
 
@@ -77,13 +84,14 @@ def _gigabytes(figures: dict[str, Any]) -> str:
     return f"{figures['read'] / 1e9:.3g} + {figures['written'] / 1e9:.3g}"
 
 
-def _table(found: dict[str, Any], key: str | None, form: Callable[[Any], str]) -> str:
-    """A row a job, a column a contender."""
+def _table(found: dict[str, Any], key: str | None, form: Callable[[Any], str], runs: bool = False) -> str:
+    """A row a job, a column a contender; at the end how often each ran, if asked."""
     names = [n for n in NAMES if any(n in job["contenders"] for job in found["jobs"].values())]
-    lines = [["job", *(NAMES[n] for n in names)]]
+    lines = [["job", *(NAMES[n] for n in names), *["runs"] * runs]]
     for job, row in _rows(found):
         cells = (row["contenders"].get(name) for name in names)
-        lines.append([job.title, *(_cell(figures, key, form) for figures in cells)])
+        count = max(len(figures["times"]) for figures in row["contenders"].values())
+        lines.append([job.title, *(_cell(figures, key, form) for figures in cells), *[str(count)] * runs])
     return _markdown(lines)
 
 
