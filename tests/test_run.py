@@ -137,8 +137,8 @@ a, b = (jz.full((160_000, 1000), v, chunks=(2000, 1000)) for v in (1.0, 2.0))
 assert float(jz.lift(lambda a, b: jnp.sum((a - b) ** 2))(a, b)) == a.size
 """,
     "elementwise into a store": """
-a = jz.full((160_000, 2000), 1.0, chunks=(2000, 1000))
-(jz.tanh(a) * 2).save(sys.argv[1] + "/b", chunks=(2000, 2000))
+a = jz.full((160_000, 2000), 1.0, chunks=(1000, 1000))
+(jz.tanh(a) * 2).save(sys.argv[1] + "/b", chunks=(1000, 1000))
 """,
     "softmax over a split axis": """
 a = jz.full((320_000, 1000), 1.0, chunks=(2000, 1000))

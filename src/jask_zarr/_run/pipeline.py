@@ -118,10 +118,18 @@ class _PassRun:
         self.compiled = compiled(p)
         self.memory = self.compiled.hold([self._value(v) for v, _ in self.compiled.held])
         self.origin_values = [np.asarray(self._value(v)) for v in p.origins]
+        often = self._tiles_between_trims()
         for done, (tile, partials) in enumerate(in_order(self._task, self._jobs(), self._workers()), 1):
             self._combine(tile, partials)
+            if done % often == 0:
+                give_back_freed_memory()
             if self.progress is not None:
                 self.progress(self.number, len(self.plan.passes), done, p.tiles)
+
+    def _tiles_between_trims(self) -> int:
+        """Freed memory is given back each time half a budget, and at least `LARGE` bytes, have passed through."""
+        tile = 1 + self.pass_.tiling.traffic // self.pass_.tiles
+        return max(1, max(self.plan.budget // 2, LARGE) // tile)
 
     def _workers(self) -> int:
         """As many tiles at a time as fit the budget with what XLA really needs for one."""

@@ -262,12 +262,13 @@ def collect(roots: Sequence[Value]) -> Graph:
 
 def assemble(graph: Graph) -> tuple[Any, list[Any], list[bool]]:
     """One flat jaxpr for a graph, its constants (the first inputs), and which leaves it needs."""
-    avals = [jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type) for value in graph.leaves]
 
     def call(function: Function, operands: Sequence[Any]) -> list[Any]:
         return _compat.as_function(function.jaxpr)(*operands)
 
-    jaxpr = jax.make_jaxpr(lambda *leaves: graph.evaluate(leaves, call))(*avals)
+    with jax.enable_x64(True):  # the graph states its dtypes, whatever the setting is now
+        avals = [jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.weak_type) for v in graph.leaves]
+        jaxpr = jax.make_jaxpr(lambda *leaves: graph.evaluate(leaves, call))(*avals)
     jaxpr, consts = _compat.hoist_constants(jaxpr)
     jaxpr, used = _compat.dce(jaxpr, [True] * len(graph.roots))
     consts = [const for const, flag in zip(consts, used, strict=False) if flag]

@@ -25,6 +25,9 @@ from jask_zarr._tracing.sources import Source, renewed
 RESIDENT_SHARE = 4
 """One part in so many of the memory budget may hold forced results; plans get the rest."""
 
+UNPLANNED = 16_000_000
+"""Bytes of a large budget that are left to what no plan sees: XLA's packed operands, compiled code."""
+
 MAX_REPEATED = 16
 """Calls on top of one another that are rather repeated than stored; a matmul is never repeated."""
 
@@ -52,6 +55,7 @@ _MAX_PROGRAMS = 1024
 def program_for(graph: Graph, targets: tuple[Any, ...]) -> Program:
     """The program of a graph, made once for each structure."""
     budget = _config.memory_budget() * (RESIDENT_SHARE - 1) // RESIDENT_SHARE
+    budget -= UNPLANNED if budget >= 4 * UNPLANNED else 0
     key = (graph.key, targets, budget)
     if key in _programs:
         _programs.move_to_end(key)
