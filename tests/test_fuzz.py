@@ -90,9 +90,9 @@ def change(document, chance):
     elif kind == 1 and isinstance(node[last], int):
         node[last] += chance.choice((-1, 1, 10**9))
     elif kind == 2 and isinstance(node, list):
-        node.insert(last, node[last])
+        node.insert(last, copy.deepcopy(node[last]))
     else:
-        node[last] = chance.choice(HOSTILE)
+        node[last] = copy.deepcopy(chance.choice(HOSTILE))
 
 
 @contextmanager
