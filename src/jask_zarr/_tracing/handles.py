@@ -157,8 +157,3 @@ class callback_scope:
 
     def __exit__(self, *exc: object) -> None:
         _in_callback.depth -= 1
-
-
-def in_callback() -> bool:
-    """Does this thread run a callback of a compiled function?"""
-    return bool(getattr(_in_callback, "depth", 0))
