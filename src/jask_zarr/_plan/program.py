@@ -2,8 +2,9 @@
 
 1. Calls (``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint``, hijax primitives) are inlined; short loops and
    branches over large arrays become equations.
-2. Equal equations are computed once, so that a backward pass that repeats the forward pass shares it.
-3. Equations that no output needs are dropped.
+2. Contractions of transposes contract what is transposed.
+3. Equal equations are computed once, so that a backward pass that repeats the forward pass shares it.
+4. Equations that no output needs are dropped.
 
 A value is an integer; its aval stands in ``Program.avals``.
 """
@@ -22,6 +23,7 @@ from jax import lax
 from jax.extend import core
 
 from jask_zarr import _compat
+from jask_zarr._plan.fold import fold_transposes
 
 LARGE = 1 << 18
 """Elements from which an array is worth streaming through a loop or a branch."""
@@ -100,6 +102,7 @@ class _Builder:
         self.equations: list[Equation] = []
         self.constants: dict[int, np.ndarray] = {}
         self.known: dict[Any, tuple[int, ...]] = {}
+        self.transposed: dict[int, tuple[int, Any, tuple[int, ...]]] = {}
 
     def value(self, aval: Any) -> int:
         self.avals.append(aval)
@@ -184,6 +187,8 @@ class _Builder:
         return self.inline(jax.make_jaxpr(function)(*structs), operands, caller)
 
     def apply(self, equation: core.JaxprEqn, operands: tuple[int, ...], caller: Any) -> tuple[int, ...]:
+        if equation.primitive.name == "dot_general":
+            equation, operands = fold_transposes(equation, operands, self.transposed)
         key = _key(equation, operands)
         if key in self.known:
             return self.known[key]
@@ -191,6 +196,9 @@ class _Builder:
         self.equations.append(Equation(equation.primitive, equation.params, operands, outputs, equation, caller))
         if key is not None and not equation.effects:
             self.known[key] = outputs
+        if equation.primitive.name == "transpose":
+            (operand,) = operands
+            self.transposed[outputs[0]] = operand, self.avals[operand], equation.params["permutation"]
         return outputs
 
 

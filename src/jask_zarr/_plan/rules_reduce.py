@@ -70,10 +70,6 @@ def access_dot(equation: Equation, slot: int, index: Index, labels: Labels) -> A
 
 
 def evaluate_dot(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
-    (left, right), batch = equation.params["dimension_numbers"]
-    if operands[1].ndim == len(right) == 1 and left != (operands[0].ndim - 1,):
-        # XLA on the CPU takes a vector on the left of a matrix 200 times faster than one on the right of its transpose.
-        return bind(equation, operands[::-1], dimension_numbers=((right, left), batch), out_sharding=None)
     return bind(equation, operands, out_sharding=None)
 
 
