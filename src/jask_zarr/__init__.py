@@ -2,6 +2,7 @@
 
 from jask_zarr import errors as errors
 from jask_zarr import numpy as numpy
+from jask_zarr import random as random
 from jask_zarr._config import durability, memory_budget, set_durability, set_memory_budget
 from jask_zarr._disk import BlockedArray, IOCost, SpillFile, io_cost, scratch_usage
 from jask_zarr._tracing.creation import (
@@ -42,5 +43,5 @@ __all__ = [
     # storage
     "checkpoint", "restore",
     "BlockedArray", "SpillFile",
-    "errors", "numpy",
+    "errors", "numpy", "random",
 ]  # fmt: skip

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import numpy as np
 
 from jask_zarr._plan.labels import Index
 from jask_zarr._plan.program import Program
@@ -30,6 +34,8 @@ def penalties(swept: Sweep, reads: Sequence[Stream]) -> dict[int, int]:
 def work(step: Step) -> float:
     """Floating-point operations of one whole equation, roughly."""
     source = step.equation.source
+    if jax.dtypes.issubdtype(source.outvars[step.slot].aval.dtype, jax.dtypes.extended):
+        return 0.0  # random keys: a few, and nothing but a key holds them
     size = math.prod(source.outvars[step.slot].aval.shape)
     if step.equation.name == "dot_general":
         (contracted, _), _ = step.equation.params["dimension_numbers"]
@@ -43,6 +49,13 @@ def span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:
     for n, axis in zip(program.shape(value), index, strict=True):
         result *= n if axis is None else axis.length(swept.sizes[axis.label])
     return result
+
+
+def _workspace(program: Program, step: Step) -> tuple[Footprint, ...]:
+    if not step.rule.workspace:
+        return ()
+    bytes_of_one = footprint(program.shape(step.result[0]), np.uint8, step.access.computed)
+    return (replace(bytes_of_one, constant=bytes_of_one.constant * step.rule.workspace),)
 
 
 def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
@@ -69,8 +82,9 @@ def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
         else:
             roots[step.result] = below
     moments: dict[tuple[Footprint, ...], None] = {}
-    for now in range(len(swept.steps)):
+    for now, step in enumerate(swept.steps):
         live = [v for v, start in born.items() if start <= now <= last[v]]
-        feet = total(footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
+        own = (footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
+        feet = total((*own, *_workspace(program, step)))
         moments[tuple(sorted(feet, key=lambda f: f.axes))] = None
     return tuple(moments)

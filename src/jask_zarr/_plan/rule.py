@@ -57,6 +57,8 @@ class Rule:
     """How partial results over split labels combine; None if the rule reduces nothing."""
     fuses: bool = True
     """XLA computes it inside a loop of its consumer: no buffer of its own."""
+    workspace: int = 0
+    """Bytes that XLA needs besides for each element, while it computes the primitive."""
 
 
 def shapes(equation: Equation) -> list[tuple[int, ...]]:

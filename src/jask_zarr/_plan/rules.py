@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
     "conv_general_dilated": Rule(window.access_conv, window.evaluate_conv, "add", fuses=False),
     "select_and_scatter_add": batched(window.windowed_dims),
     "select_and_gather_add": batched(window.windowed_dims),
-    "random_bits": Rule(random.access_random_bits, random.evaluate_random_bits),
+    "random_bits": Rule(random.access_random_bits, random.evaluate_random_bits, fuses=False, workspace=36),
     "unstack": Rule(layout.access_unstack, evaluate_bind),
     "top_k": batched(lambda e: (e.params.get("axis", -1),)),
     "approx_top_k": batched(lambda e: (e.params["reduction_dimension"],)),

@@ -291,7 +291,7 @@ def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, **
     """
     if dtype is not None:
         _check_width(np.dtype(dtype), f"dtype {np.dtype(dtype)} was asked for")
-    return _stored_if(_made(lambda: jnp.arange(start, stop, step, dtype)), keywords)
+    return stored_if(_made(lambda: jnp.arange(start, stop, step, dtype)), keywords)
 
 
 def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = None, **keywords: Any) -> DiskArray:
@@ -306,7 +306,7 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = None, **keywords:
     """
     if dtype is not None:
         _check_width(np.dtype(dtype), f"dtype {np.dtype(dtype)} was asked for")
-    return _stored_if(_made(lambda: jnp.eye(n, m, k, dtype)), keywords)
+    return stored_if(_made(lambda: jnp.eye(n, m, k, dtype)), keywords)
 
 
 def _made(make: Any) -> DiskArray:
@@ -315,13 +315,15 @@ def _made(make: Any) -> DiskArray:
     return DiskArray(Value(value.shape, value.dtype, expr=value.expr, index=value.index))
 
 
-def _stored_if(array: DiskArray, keywords: dict[str, Any]) -> DiskArray:
-    if not keywords:
+def stored_if(array: Any, keywords: dict[str, Any]) -> Any:
+    """An array, stored now if it was said how: in scratch unless there is a path."""
+    if not keywords or not is_disk(array):
         return array
+    keywords = dict(keywords)
     path = keywords.pop("path", None)
     if path is not None:
         return array.save(path, **keywords)
-    target = _disk.SpillFile.create(array.shape, array.dtype, keywords.pop("chunks", None))
+    target = _disk.SpillFile.create(array.shape, array.dtype, keywords.pop("chunks", None), **keywords)
     force.write(array._value, target)
     return _wrapped(target, None)
 
@@ -352,6 +354,7 @@ __all__ = [
     "ones",
     "ones_like",
     "open_array",
+    "stored_if",
     "zeros",
     "zeros_like",
 ]

@@ -278,12 +278,13 @@ def lift(
             return fn(*args, **kwargs)
         if guards.is_dense_tracing():
             return split.apply(fn, [_plain(array) for array in split.arrays])
-        return _apply(fn, split, calls)
+        return recorded(fn, split, calls)
 
     return lifted
 
 
-def _apply(fn: Callable[..., Any], split: Arguments, calls: dict[Any, Call]) -> Any:
+def recorded(fn: Callable[..., Any], split: Arguments, calls: dict[Any, Call]) -> Any:
+    """A call of `fn`, recorded, whether or not an array on disk is among its arguments."""
     call = calls.get(split.key)
     if call is None:
         avals = [_compat.typeof(array) for array in split.arrays]
@@ -377,4 +378,4 @@ def compute(*arrays: Any) -> tuple[Any, ...]:
     return arrays
 
 
-__all__ = ["Call", "Lifted", "compute", "is_disk", "lift", "materialize", "trace_call"]
+__all__ = ["Call", "Lifted", "compute", "is_disk", "lift", "materialize", "recorded", "trace_call"]
