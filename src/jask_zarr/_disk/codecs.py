@@ -49,7 +49,7 @@ class ChunkCodec:
         plain = self.axes == tuple(range(len(self.axes))) and self.dtype.isnative
         if plain and target.shape == self.chunks and target.flags.c_contiguous:
             return target.reshape(-1).view("u1")
-        return _thread_buffer(self.nbytes)
+        return thread_buffer(self.nbytes)
 
     def chunk_in(self, buffer: np.ndarray) -> np.ndarray:
         """Decoded bytes, seen as the chunk."""
@@ -65,7 +65,7 @@ class ChunkCodec:
             values = self._filled(values)
         stored = values.transpose(self.axes)
         if not (stored.flags.c_contiguous and stored.dtype == self.dtype):
-            buffer = _thread_buffer(self.nbytes).view(self.dtype).reshape(stored.shape)
+            buffer = thread_buffer(self.nbytes).view(self.dtype).reshape(stored.shape)
             buffer[...] = stored
             stored = buffer
         if self.compressor is None:
@@ -81,18 +81,19 @@ class ChunkCodec:
 _buffers = local()
 
 
-def _thread_buffer(nbytes: int) -> np.ndarray:
-    """Memory for one decoded chunk, the thread's own; fresh pages for each would cost more."""
-    buffer = getattr(_buffers, "buffer", None)
+def thread_buffer(nbytes: int, use: str = "decoded") -> np.ndarray:
+    """Memory for one chunk, the thread's own for each use; fresh pages for each chunk would cost more."""
+    buffer = getattr(_buffers, use, None)
     if buffer is None or buffer.nbytes < nbytes:
-        buffer = _buffers.buffer = np.empty(nbytes, "u1")
+        buffer = np.empty(nbytes, "u1")
+        setattr(_buffers, use, buffer)
     return buffer[:nbytes]
 
 
 # --- decompression, whatever the bytes are --------------------------------------------------
 
 
-def decompress(compressor: Any, blob: bytes, buffer: np.ndarray) -> None:
+def decompress(compressor: Any, blob: bytes | memoryview, buffer: np.ndarray) -> None:
     """Decode into a buffer, or raise if the decoded bytes are not exactly as many."""
     size = _decoded_size(compressor.codec_id, blob)
     if size == buffer.nbytes:
@@ -105,7 +106,7 @@ def decompress(compressor: Any, blob: bytes, buffer: np.ndarray) -> None:
     buffer[:] = decoded
 
 
-def _decoded_size(codec_id: str, blob: bytes) -> int | None:
+def _decoded_size(codec_id: str, blob: bytes | memoryview) -> int | None:
     """What the header says of the decoded size; None where it does not say."""
     if codec_id == "blosc":
         return _blosc_size(blob)
@@ -114,14 +115,14 @@ def _decoded_size(codec_id: str, blob: bytes) -> int | None:
     return _zstd_size(blob) if codec_id == "zstd" else None
 
 
-def _blosc_size(blob: bytes) -> int:
+def _blosc_size(blob: bytes | memoryview) -> int:
     # c-blosc trusts its header: a file cut short would be read beyond its end.
     if len(blob) < 16 or int.from_bytes(blob[12:16], "little") != len(blob):
         raise ValueError(f"{len(blob)} bytes do not fit their blosc header")
     return int.from_bytes(blob[4:8], "little")
 
 
-def _zstd_size(blob: bytes) -> int | None:
+def _zstd_size(blob: bytes | memoryview) -> int | None:
     if len(blob) < 6 or blob[:4] != b"\x28\xb5\x2f\xfd":
         raise ValueError(f"{len(blob)} bytes without a zstd header")
     flags = blob[4]

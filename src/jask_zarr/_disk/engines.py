@@ -30,7 +30,7 @@ from .._chunks import (
     grid_shape,
     intersection,
 )
-from .codecs import ChunkCodec, chunk_codec, decompress
+from .codecs import ChunkCodec, chunk_codec, decompress, thread_buffer
 from .dtypes import storage_dtype
 
 
@@ -215,7 +215,9 @@ class FileEngine:
         if self.codec.compressor is None:
             _read_exactly(file, offset, length, buffer)
         else:
-            decompress(self.codec.compressor, _pread(file, length, offset), buffer)
+            compressed = thread_buffer(length, "compressed")
+            _read_exactly(file, offset, length, compressed)
+            decompress(self.codec.compressor, compressed.data, buffer)
         if not np.may_share_memory(buffer, target):
             target[...] = self.codec.chunk_in(buffer)[part]
 
