@@ -32,7 +32,7 @@ from jask_zarr._tracing.creation import stored_if
 from jask_zarr._tracing.guards import is_dense_tracing
 from jask_zarr._tracing.lift import Call, recorded
 
-__all__ = [
+__all__ = [  # noqa: RUF022
     # keys
     "PRNGKey", "clone", "fold_in", "key", "key_data", "key_impl", "split", "wrap_key_data",
     # numbers
