@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr._plan.labels import Index
@@ -34,7 +35,7 @@ def penalties(swept: Sweep, reads: Sequence[Stream]) -> dict[int, int]:
 def work(step: Step) -> float:
     """Floating-point operations of one whole equation, roughly."""
     source = step.equation.source
-    if jax.dtypes.issubdtype(source.outvars[step.slot].aval.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(source.outvars[step.slot].aval.dtype, jax.dtypes.extended):
         return 0.0  # random keys: a few, and nothing but a key holds them
     size = math.prod(source.outvars[step.slot].aval.shape)
     if step.equation.name == "dot_general":
