@@ -52,8 +52,7 @@ class DiskArray:
         self._value = value
         self._handle = handle
         if not value.is_traced:
-            with force.lock:
-                force.live.add(self)
+            force.watch(self)
 
     # what it is
     @property
@@ -152,12 +151,7 @@ class DiskArray:
     def _load(self) -> np.ndarray:
         value = self._concrete("to_numpy")
         force.force([value])
-        leaf = value.leaf
-        if not isinstance(leaf, Stored):
-            return np.array(leaf.array)
-        with force.lock:  # no update replaces chunks between two that are read
-            force.check(value)
-            return leaf.source.array.read_box((0,) * self.ndim, self.shape)
+        return force.read(value) if isinstance(value.leaf, Stored) else np.array(value.leaf.array)
 
     def _concrete(self, what: str) -> Value:
         """The value, unless it is known only when a compiled function runs."""
@@ -300,8 +294,9 @@ def _reopen(path: str, mode: str) -> DiskArray:
 
 def _refuse_own_store(value: Value, path: Any) -> None:
     """What is computed from a store cannot be written over it: it would be gone before it is read."""
-    path = getattr(path, "root", path)
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike):  # a Path has a root, too
+        path = getattr(path, "root", None)
+    if path is None:
         return
     target = os.path.realpath(path)
     for leaf in collect([value]).leaves:

@@ -10,7 +10,8 @@
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,10 @@ MAX_REPEATED = 16
 lock = threading.RLock()
 """Held while values are forced: two threads that need one value compute it once."""
 
-live: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_live: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """Everything that holds a value (in ``_value``) somebody may still ask for."""
+
+_live_lock = threading.RLock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,17 +156,37 @@ def _settle(value: Value, result: Any, writer: Any) -> None:
         value.settle(Stored(Source(writer, is_scratch=True)))
 
 
+class _Asked:
+    """A value that a thread waits for."""
+
+    __slots__ = ("__weakref__", "_value")
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+        watch(self)
+
+
+@contextmanager
+def _turn(values: Iterable[Value]) -> Iterator[None]:
+    """Wait for the lock; an update that has it, of a store they read, makes the values known before it commits."""
+    asked = [_Asked(value) for value in values]
+    with lock:
+        yield
+    asked.clear()
+
+
 def force(values: Iterable[Value]) -> None:
     """Make values known, each computed once and all together."""
-    with lock:
-        pending = list({id(v): v for v in values if v.is_pending}.values())
+    asked = [value for value in values if value.is_pending]
+    with _turn(asked):
+        pending = list({id(v): v for v in asked if v.is_pending}.values())
         if pending:
             to_memory([], pending)
 
 
 def to_memory(values: Sequence[Value], kept: Sequence[Value] = ()) -> list[np.ndarray]:
     """The values as arrays in memory; in the same passes the `kept` ones are forced."""
-    with lock:
+    with _turn(values):
         kept = [*kept, *worth_keeping([*values, *kept])]
         targets = [*[None] * len(values), *_targets(kept)]
         writers: list[Any] = []
@@ -177,6 +200,16 @@ def to_memory(values: Sequence[Value], kept: Sequence[Value] = ()) -> list[np.nd
         for value, result, writer in zip(kept, results[len(values) :], writers[len(values) :], strict=True):
             _settle(value, result, writer)
         return [np.asarray(result) for result in results[: len(values)]]
+
+
+def read(value: Value) -> np.ndarray:
+    """The whole of a value that is in a store."""
+    copy = Value(value.shape, value.dtype, value.weak_type, leaf=Stored(value.leaf.source, borrowed=True))
+    with _turn([copy]):  # no update replaces chunks between two that are read
+        if not isinstance(copy.leaf, Stored):
+            return np.array(copy.leaf.array)
+        check(copy)
+        return copy.leaf.source.array.read_box((0,) * len(copy.shape), copy.shape)
 
 
 def worth_keeping(roots: Sequence[Value]) -> list[Value]:
@@ -208,13 +241,19 @@ def _held(exprs: set[int]) -> dict[int, list[Value]]:
     return held
 
 
-def live_values() -> list[Value]:
+def watch(holder: Any) -> None:
+    """Count the ``_value`` of an object among those that somebody may still ask for."""
+    with _live_lock:
+        _live.add(holder)
+
+
+def live_values(holders: type = object) -> list[Value]:
     """The values that somebody may still ask for, each once."""
-    with lock:
-        return list({id(holder._value): holder._value for holder in live}.values())
+    with _live_lock:
+        return list({id(h._value): h._value for h in _live if isinstance(h, holders)}.values())
 
 
-def _dependents(sources: set[int], without: set[int]) -> list[Value]:
+def _dependents(sources: set[int], without: set[int], holders: type = object) -> list[Value]:
     """Live values that are computed from one of the sources."""
     known: dict[int, bool] = {}
 
@@ -224,7 +263,7 @@ def _dependents(sources: set[int], without: set[int]) -> list[Value]:
         return known[id(value.expr)]
 
     found = []
-    for value in live_values():
+    for value in live_values(holders):
         if value.is_traced or id(value) in without:
             continue
         if value.expr is None:
@@ -236,6 +275,12 @@ def _dependents(sources: set[int], without: set[int]) -> list[Value]:
         if reads(value):
             found.append(value)
     return found
+
+
+def _answer(values: Sequence[Value]) -> None:
+    """Compute what other threads wait for: each by itself, as they would, for which there is a plan."""
+    for value in values:
+        to_memory((), [value])
 
 
 def replace(
@@ -251,12 +296,15 @@ def replace(
         for source, _ in pairs:
             source.check()
         news = [value for _, value in pairs]
-        dependents = _dependents({id(s.origin) for s, _ in pairs}, {id(v) for v in (*news, *kept)})
+        origins, known = {id(s.origin) for s, _ in pairs}, {id(v) for v in (*news, *kept)}
+        _answer(_dependents(origins, known, _Asked))
+        dependents = _dependents(origins, known)
         forced = [*(v for v in kept if v.is_pending), *dependents]
         forced += worth_keeping([*news, *wanted, *forced])
         staged: list[Any] = []
         try:
             results = _write(pairs, wanted, forced, staged)
+            _answer(_dependents(origins, known))  # recorded meanwhile, by other threads
             _disk.commit(staged)
         except BaseException:
             for update in staged:

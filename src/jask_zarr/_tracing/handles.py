@@ -69,7 +69,7 @@ def add(value: Value, owner: int | None) -> Handle:
 def _register(value: Value, owner: int | None) -> Handle:
     handle = Handle(next(_numbers), value, owner)
     _table[handle.number] = handle
-    force.live.add(handle)
+    force.watch(handle)
     return handle
 
 
