@@ -5,6 +5,7 @@ Python's audit events show, and there kills itself, is interrupted, or finds the
 """
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
-from jask_zarr._disk import BlockedArray, atomic, commit, scratch_usage, stage
+from jask_zarr._disk import BlockedArray, atomic, commit, locks, scratch_usage, stage
 from jask_zarr.errors import DamagedChunkError, NotAnArrayError, ReadOnlyStoreError, ShapeMismatchError, StoreBusyError
 
 SHAPE = (7, 5)
@@ -40,12 +41,20 @@ def files(directory):
     return sorted(str(p.relative_to(directory)) for p in Path(directory).rglob("*"))
 
 
+def staged(directory):
+    """What an update under way, or an interrupted one, has put there."""
+    return sorted(name for name in os.listdir(directory) if name.startswith(locks.PREFIX))
+
+
+MANY = {"chunks": (1, 2)}  # more files than lie beside the old ones
 KINDS = {
     "v3": {},
+    "many files": MANY,
     "v2": {"zarr_format": 2},
     "sharded": {"shards": (6, 4)},
     "raw": {"compressors": None},
     "zarr engine": {"engine": "zarr"},
+    "zarr engine, many files": {"engine": "zarr"} | MANY,
     "big-endian": {"dtype": ">f4"},
 }
 
@@ -96,7 +105,7 @@ def test_a_dropped_update_is_discarded(array):
     del update
     gc.collect()
     np.testing.assert_array_equal(everything(array), OLD)
-    assert array.path is None or atomic.STAGING not in os.listdir(array.path)
+    assert array.path is None or not staged(array.path)
     stage(array).discard()
 
 
@@ -138,7 +147,7 @@ def test_threads_write_one_update(array):
 def test_an_update_is_checked_as_a_write_is(array):
     update = stage(array)
     with pytest.raises(ShapeMismatchError, match="whole chunks"):
-        update.write_box((1, 0), NEW[:1])
+        update.write_box((1, 0), NEW[:1, :1])
     update.discard()
 
 
@@ -151,7 +160,7 @@ def test_many_updates_leave_nothing_behind(tmp_path):
         commit([update])
     assert files(array.path) == before
     assert len(os.listdir("/proc/self/fd")) <= handles
-    assert not {d for d in atomic._mine if d.startswith(str(tmp_path))}
+    assert not locks._mine
 
 
 def test_an_update_through_a_link_keeps_the_link(tmp_path):
@@ -240,7 +249,7 @@ def test_an_update_in_another_process_is_refused_while_it_lives(tmp_path):
         np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), OLD)
         other.kill()
     stage(array).discard()
-    assert atomic.STAGING not in os.listdir(array.path)
+    assert not staged(array.path)
 
 
 @pytest.mark.parametrize("way", ["c/0/0", "c/0"])
@@ -269,10 +278,10 @@ def test_what_is_no_file_is_not_replaced_and_nothing_else_is(tmp_path, way):
 CHILD = """if True:
     import errno, os, signal, sys
     import numpy as np
-    from jask_zarr._disk import BlockedArray, atomic, commit, stage
+    from jask_zarr._disk import BlockedArray, commit, locks, stage
 
     how, paths = sys.argv[1], sys.argv[2:]
-    EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+    EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.truncate"}
 
     def interrupt():
         if how == "kill":
@@ -304,7 +313,7 @@ CHILD = """if True:
     def generations(order):
         arrays = [BlockedArray.open(p) for p in order]
         found = {float(v) for a in arrays for v in a.read_box((0, 0), a.shape).ravel()}
-        left = [p for p in paths if atomic.STAGING in os.listdir(p)]
+        left = [name for p in paths for name in os.listdir(p) if name.startswith(locks.PREFIX)]
         assert not left, left
         return found
 
@@ -346,16 +355,37 @@ CHILD = """if True:
 """
 
 
+def interrupt_everywhere(how, *paths):
+    """Interrupt an update of some arrays at each of its steps: how many there are, and how many after the commit."""
+    found = subprocess.run([sys.executable, "-c", CHILD, how, *map(str, paths)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    steps, new = map(int, found.stdout.split())
+    return steps, new
+
+
 @pytest.mark.parametrize("how", ["kill", "ctrl-c", "disk full"])
 def test_interrupted_at_any_step_all_arrays_are_old_or_all_are_new(tmp_path, how):
     paths = [tmp_path / "a", tmp_path / "g" / "b"]
     make(paths[0], zarr_format=2, chunks=(7, 5))
     make(paths[1], chunks=(4, 5))
-    found = subprocess.run([sys.executable, "-c", CHILD, how, *map(str, paths)], capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
-    steps, new = map(int, found.stdout.split())
+    steps, new = interrupt_everywhere(how, *paths)
     assert steps > 15
     assert new > 3
+
+
+@pytest.mark.parametrize("how", ["kill", "ctrl-c", "disk full"])
+def test_interrupted_at_any_step_one_file_is_old_or_new(tmp_path, how):
+    make(tmp_path / "a", chunks=(7, 5))
+    steps, new = interrupt_everywhere(how, tmp_path / "a")
+    assert steps >= 5
+    assert new >= 1
+
+
+def test_killed_at_any_step_many_files_are_all_old_or_all_new(tmp_path):
+    make(tmp_path / "a", chunks=(1, 2))
+    steps, new = interrupt_everywhere("kill", tmp_path / "a")
+    assert steps - new > 21
+    assert new > 21
 
 
 LOOP = """if True:
@@ -388,7 +418,7 @@ def test_killed_in_a_loop_of_updates_the_array_is_of_one_generation(tmp_path, op
         found = np.unique(everything(BlockedArray.open(tmp_path / "a")))
         assert len(found) == 1
         assert found[0] in (last, last + 1)
-        assert atomic.STAGING not in os.listdir(tmp_path / "a")
+        assert not staged(tmp_path / "a")
 
 
 FULL = """if True:
@@ -417,26 +447,35 @@ def test_a_staged_chunk_that_does_not_fit_is_an_oserror_and_the_array_is_intact(
 # --- what others have left ----------------------------------------------------------------------
 
 
-def leave(array, record):
-    """A staging area as a process that has died leaves it."""
+DEAD = f"{os.uname().nodename}-1-1-0"
+
+
+def leave(array, record, owner=DEAD):
+    """What a process that has died leaves: its lock, new files and, once it was committed, its record."""
     update = stage(array)
     update.write_box((0, 0), NEW)
-    staging = update.staging
+    tag, directory = update.staging.tag, Path(update.staging.target)
     if record:
-        atomic._write_json(staging.directory, "committed.json", [])
-    dead = f"{os.path.dirname(staging.directory)}/{os.uname().nodename}-1-1-0"
-    os.rename(staging.directory, dead)
+        atomic._write_record([update.staging])
+    os.unlink(directory / ".jask_zarr.lock")
+    os.symlink(owner, directory / ".jask_zarr.lock")
+    for name in staged(directory):
+        if tag in name:
+            os.rename(directory / name, directory / name.replace(tag, owner))
+        elif name.endswith("record"):
+            (directory / name).write_text((directory / name).read_text().replace(tag, owner))
     update.discard()
-    return dead
+    return staged(directory)
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.parametrize("record", [False, True])
-def test_opening_finishes_what_was_committed_and_removes_the_rest(tmp_path, mode, record):
-    leave(make(tmp_path / "a"), record)
+@pytest.mark.parametrize("options", [{}, MANY], ids=["few", "many"])
+def test_opening_finishes_what_was_committed_and_removes_the_rest(tmp_path, mode, record, options):
+    assert len(leave(make(tmp_path / "a", **options), record)) > 1
     opened = BlockedArray.open(tmp_path / "a", mode=mode)
     np.testing.assert_array_equal(everything(opened), NEW if record else OLD)
-    assert atomic.STAGING not in os.listdir(tmp_path / "a")
+    assert not staged(tmp_path / "a")
 
 
 def test_an_update_first_finishes_what_was_committed(tmp_path):
@@ -449,14 +488,98 @@ def test_an_update_first_finishes_what_was_committed(tmp_path):
 
 @pytest.mark.parametrize("record", [False, True])
 def test_what_another_machine_has_left_is_left_alone(tmp_path, record):
-    dead = Path(leave(make(tmp_path / "a"), record))
-    dead.rename(dead.with_name("elsewhere-1-1-0"))
+    left = leave(make(tmp_path / "a"), record, "elsewhere-1-1-0")
+    array = None
     if record:
         with pytest.raises(StoreBusyError, match=r"elsewhere-1-1.*remove"):
             BlockedArray.open(tmp_path / "a")
     else:
-        np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), OLD)
-    assert dead.with_name("elsewhere-1-1-0").is_dir()
+        array = BlockedArray.open(tmp_path / "a")
+        np.testing.assert_array_equal(everything(array), OLD)
+        with pytest.raises(StoreBusyError, match=r"elsewhere-1-1.*remove"):
+            stage(array)
+    assert staged(tmp_path / "a") == left
+
+
+@pytest.mark.parametrize("text", ["", "junk", "a-b-c-d", "||", "x|y|../../z"])
+def test_a_lock_that_says_nothing_is_left_alone_and_can_be_removed(tmp_path, text):
+    array = make(tmp_path / "a")
+    lock = tmp_path / "a" / ".jask_zarr.lock"
+    lock.write_text(text)
+    np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), OLD)
+    with pytest.raises(StoreBusyError, match=r"remove '.*\.jask_zarr\.lock'"):
+        stage(array)
+    assert staged(tmp_path / "a") == [lock.name]
+    lock.unlink()
+    stage(array).discard()
+
+
+def test_what_is_left_names_no_file_outside_the_array(tmp_path):
+    array = make(tmp_path / "a")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("precious")
+    leave(array, True)
+    (tmp_path / "a" / f".jask_zarr.{DEAD}...%2Fvictim%2Ffile").write_text("bad")
+    (tmp_path / "a" / f".jask_zarr.{DEAD}.{str(tmp_path / 'victim' / 'file').replace('/', '%2F')}").write_text("bad")
+    (tmp_path / "a" / ".jask_zarr.record").write_text(json.dumps([DEAD, "../victim", "../..", str(tmp_path)]))
+    np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), NEW)
+    assert files(tmp_path / "victim") == ["file"]
+    assert (tmp_path / "victim" / "file").read_text() == "precious"
+    assert not staged(tmp_path / "a")
+
+
+def test_a_lock_of_others_is_not_taken_for_a_committed_one_because_of_a_later_record(tmp_path):
+    first, other = make(tmp_path / "a"), make(tmp_path / "b")
+    leave(other, False, DEAD)
+    lock = tmp_path / "b" / ".jask_zarr.lock"
+    lock.unlink()
+    lock.symlink_to(f"{DEAD}|{DEAD}7|../a")
+    leave(first, True)
+    np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "b")), OLD)
+    np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), NEW)
+
+
+def test_an_update_whose_lock_was_removed_is_not_committed(tmp_path):
+    array = make(tmp_path / "a")
+    update = stage(array)
+    update.write_box((0, 0), NEW)
+    os.unlink(tmp_path / "a" / ".jask_zarr.lock")
+    other = stage(array)
+    with pytest.raises(StoreBusyError, match="removed"):
+        commit([update])
+    other.write_box((0, 0), 3 * OLD)
+    commit([other])
+    np.testing.assert_array_equal(everything(array), 3 * OLD)
+
+
+NO_LINKS = """if True:
+    import errno, os, sys
+    import numpy as np
+    from jask_zarr._disk import BlockedArray, commit, locks, stage
+    from jask_zarr.errors import StoreBusyError
+    def hook(event, arguments):
+        if event == "os.symlink":
+            raise OSError(errno.EPERM, "no links here")
+    arrays = [BlockedArray.open(p) for p in sys.argv[1:]]
+    sys.addaudithook(hook)
+    updates = [stage(a) for a in arrays]
+    for update in updates:
+        update.write_box((0, 0), np.full(update.array.shape, 2, "f4"))
+    try:
+        stage(arrays[0])
+    except StoreBusyError:
+        commit(updates)
+"""
+
+
+def test_a_file_system_without_links_has_files_as_locks(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        make(path)
+    subprocess.run([sys.executable, "-c", NO_LINKS, *map(str, paths)], check=True)
+    for path in paths:
+        np.testing.assert_array_equal(everything(BlockedArray.open(path)), NEW)
+        assert not staged(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")

@@ -1,40 +1,36 @@
 """How do many files replace others so that a crash leaves all old or all new?
 
-1. `Staging.begin` makes a directory inside the target directory: ``.jask_zarr/<owner>-<n>``.
-   New files are written below its ``files``, where nobody looks.
-2. `commit` writes one record into it. One rename puts the record in place: before it, all is
-   old; after it, all is new.
-3. The files are renamed over the old ones, and the staging directory is removed.
+1. `Staging.begin` takes the target directory's lock. New files are written flat into the
+   directory, under names that only their update uses; where they are many, into one folder
+   there, since a directory keeps the size it once had.
+2. `commit` writes one record beside the lock. One rename puts the record in place: before it,
+   all is old; after it, all is new. A single file needs none: its own rename is that step.
+3. The files are renamed over the old ones, then record and lock are removed.
 4. `recover`, called when a target is opened, finishes step 3 for a record whose owner has died,
-   and removes a staging directory that has none.
+   and removes what has none.
 
-Several targets are replaced together: the first one's staging directory holds the only record,
-with the way to the others, and theirs hold the way to it. This holds for the end of a process at
-any moment; for loss of power only with `set_durability("power")`, which flushes to the device the
-new files before the record, the record before the renames, and the renames before the record goes.
+Several targets are replaced together: the first one has the only record, with the way to the
+others, whose locks say the way to it. This holds for the end of a process at any moment; for
+loss of power only with `set_durability("power")`, which flushes to the device the new files
+before the record, the record before the renames, and the renames before the record goes.
 """
 
 import errno
-import json
 import os
 import shutil
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote, unquote
 
-from .. import _config
 from ..errors import NotAnArrayError, ReadOnlyStoreError, StoreBusyError
-from . import owners
+from . import locks
+from .durable import flush
+from .locks import PREFIX, Lock
 
-STAGING = ".jask_zarr"
-_FILES, _RECORD, _MEMBER = "files", "committed.json", "member.json"
-_numbers = count()
-_mine: set[str] = set()
-_lock = threading.Lock()
+FEW = 16
+"""So many new files lie beside the old ones; more have a folder."""
 
 
 class Staging:
@@ -44,131 +40,80 @@ class Staging:
     ----------
     target : str
         Directory whose files are to be replaced.
-    directory : str
-        The staging directory.
-    files : str
-        Where the new files go, at the same relative paths as in the target.
+    tag : str
+        The name of this update.
+    prefix : str
+        The new file for ``key``, a relative path in the target, is ``prefix + staged_name(key)``.
     """
 
-    def __init__(self, target: str, directory: str) -> None:
+    def __init__(self, target: str, tag: str, files: int) -> None:
         self.target = target
-        self.directory = directory
-        self.files = os.path.join(directory, _FILES)
-        self._finalizer = weakref.finalize(self, _discard, directory, os.getpid())
+        self.tag = tag
+        self.prefix = os.path.join(target, PREFIX + tag) + ("." if files <= FEW else "/")
+        self._finalizer = weakref.finalize(self, _discard, target, tag, os.getpid())
 
     @classmethod
-    def begin(cls, target: str | os.PathLike) -> "Staging":
-        """Start to replace files of a directory; one at a time.
+    def begin(cls, target: str | os.PathLike, files: int = 1) -> "Staging":
+        """Start to replace about so many files of a directory; one at a time.
 
         Raises
         ------
         StoreBusyError
             If the same directory is being replaced already, by this process or another one.
         """
-        target = os.path.realpath(target)
-        recover(target)
-        directory = os.path.join(target, STAGING, f"{owners.own_tag()}-{next(_numbers)}")
-        with _lock:
-            _mine.add(directory)
+        target, tag = os.path.realpath(target), locks.new_tag()
         try:
-            _make_directory(os.path.join(directory, _FILES))
-            _refuse_others(target, directory)
+            _take(target, tag)
         except BaseException:
-            _discard(directory, os.getpid())
+            _discard(target, tag, os.getpid())
             raise
-        return cls(target, directory)
+        return cls(target, tag, files)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the target has the lock of this update."""
+        lock = locks.lock_of(self.target)
+        return lock is not None and lock.tag == self.tag
 
     def discard(self) -> None:
         """Remove what was staged; the target stays as it is. Harmless after a commit."""
         self._finalizer()
 
 
-def commit(stagings: Sequence[Staging]) -> None:
-    """Replace the files of all targets, as one step; on an error before it, of none.
+def staged_name(key: str) -> str:
+    """The name, without folders, that stands for a relative path.
 
-    An interruption while files are renamed is passed on when all of them are.
+    >>> staged_name("c/0/1")
+    'c%2F0%2F1'
     """
-    if not stagings:
-        return
-    try:
-        for staging in stagings:
-            _make_folders(staging)
-        _link_members(stagings)
-        for staging in stagings:
-            flush_tree(staging.directory)
-        _write_json(stagings[0].directory, _RECORD, _ways(stagings))  # now all is new
-        flush(stagings[0].directory)
-    except BaseException:
-        for staging in stagings:
-            staging.discard()
-        raise
-    try:
-        _finish(stagings)
-    except BaseException:
-        _finish(stagings)
-        raise
+    return quote(key, safe="")
 
 
-def _finish(stagings: Sequence[Staging]) -> None:
-    try:
-        for staging in stagings[1:]:
-            if os.path.isdir(staging.directory):
-                _write_json(staging.directory, _RECORD, [])
-        for staging in reversed(stagings):
-            _roll_forward(staging.target, staging.directory)
-    finally:
-        # What could not be renamed is left for `recover`, which skips what is still in use.
-        with _lock:
-            _mine.difference_update(staging.directory for staging in stagings)
-        for staging in stagings:
-            staging._finalizer.detach()
+def _staged(target: str, tag: str) -> list[tuple[str, str]]:
+    """The new files of an update, and their keys."""
+    stem, folder = f"{PREFIX}{tag}.", f"{PREFIX}{tag}/"
+    found = [(name, unquote(name.removeprefix(stem))) for name in os.listdir(target) if name.startswith(stem)]
+    with suppress(FileNotFoundError):
+        found += [(folder + name, unquote(name)) for name in os.listdir(os.path.join(target, folder))]
+    return [(name, key) for name, key in found if {"", ".", ".."}.isdisjoint(key.split("/"))]
 
 
-def _ways(stagings: Sequence[Staging]) -> list[str]:
-    first = stagings[0].directory
-    return [os.path.relpath(staging.directory, first) for staging in stagings[1:]]
+def _take(target: str, tag: str) -> None:
+    for _ in range(100):
+        with suppress(FileExistsError):
+            return locks.take(target, tag)
+        recover(target)
+        lock = locks.lock_of(target)
+        if lock is not None and lock.is_live:
+            raise StoreBusyError(
+                f"{'This process' if lock.is_own else f'Process {lock.owner}'} is already updating the array at "
+                f"{target!r}; two updates of one array at once would lose one of them. {_by_hand(target)}"
+            )
+    raise StoreBusyError(f"An update of the array at {target!r} was interrupted. {_by_hand(target)}")
 
 
-def _link_members(stagings: Sequence[Staging]) -> None:
-    for staging in stagings[1:]:
-        way = os.path.relpath(stagings[0].directory, staging.directory)
-        _write_json(staging.directory, _MEMBER, way)
-
-
-def _write_json(directory: str, name: str, content: object) -> None:
-    partial = os.path.join(directory, name + ".partial")
-    Path(partial).write_text(json.dumps(content), encoding="utf-8")
-    flush(partial)
-    os.replace(partial, os.path.join(directory, name))
-
-
-def _read_json(directory: str, name: str) -> Any:
-    try:
-        return json.loads(Path(directory, name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-
-
-def flush_tree(directory: str) -> None:
-    """Flush a directory and all below it, and its own entry."""
-    if _config.durability() != "power":
-        return
-    for folder, _, names in os.walk(directory):
-        for path in (*(os.path.join(folder, name) for name in names), folder):
-            flush(path)
-    for parent in (os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))):
-        flush(parent)
-
-
-def flush(path: str) -> None:
-    """Let a file, or the entries of a directory, survive loss of power, if that is asked for."""
-    if _config.durability() != "power":
-        return
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+def _by_hand(target: str) -> str:
+    return f"If a process on another machine did it and has died, remove {os.path.join(target, locks.LOCK)!r}."
 
 
 @contextmanager
@@ -184,35 +129,79 @@ def held(target: str | os.PathLike) -> Iterator[None]:
         staging.discard()
 
 
-def _staged(directory: str) -> Iterator[tuple[str, list[str]]]:
-    """Folders below ``files``, relative to it, and the names of the files in each."""
-    root = os.path.join(directory, _FILES)
-    for folder, _, names in os.walk(root):
-        yield os.path.relpath(folder, root), names
+# --- commit ---------------------------------------------------------------------------------
 
 
-def _make_folders(staging: Staging) -> None:
+def commit(stagings: Sequence[Staging]) -> None:
+    """Replace the files of all targets, as one step; on an error before it, of none.
+
+    An interruption while files are renamed is passed on when all of them are.
+    """
+    if not stagings:
+        return
+    first = stagings[0]
+    try:
+        if sum(map(_prepare, stagings)) > 1:
+            _write_record(stagings)  # now all is new
+        _finish(stagings)
+    except BaseException:
+        if locks.record_of(first.target, first.tag) is not None:
+            _finish(stagings)
+        for staging in stagings:
+            staging.discard()
+        raise
+
+
+def _prepare(staging: Staging) -> int:
+    """Get everything ready for the renames, and count them."""
+    if not staging.is_under_way:
+        raise StoreBusyError(f"The update of the array at {staging.target!r} was removed by another process.")
+    found = _staged(staging.target, staging.tag)
+    _make_folders(staging.target, [key for _, key in found])
+    new = [os.path.join(staging.target, name) for name, _ in found]
+    for path in (*new, *{os.path.dirname(path) for path in new}, staging.target):
+        flush(path)
+    return len(found)
+
+
+def _make_folders(target: str, keys: Sequence[str]) -> None:
     """Make the folders of new files, and see that nothing but a file is in any file's way."""
-    for folder, names in _staged(staging.directory):
-        place = os.path.join(staging.target, folder)
+    for folder in {os.path.dirname(key) for key in keys}:
+        place = os.path.join(target, folder)
         try:
-            if names:
-                os.makedirs(place, exist_ok=True)
+            os.makedirs(place, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise NotAnArrayError(f"There is a file on the way to {place!r}, where chunks belong.") from error
-        for name in names:
-            if os.path.isdir(os.path.join(place, name)):
-                raise NotAnArrayError(f"There is a folder at {os.path.join(place, name)!r}, where a chunk belongs.")
+    for key in keys:
+        place = os.path.join(target, key)
+        if os.path.isdir(place):
+            raise NotAnArrayError(f"There is a folder at {place!r}, where a chunk belongs.")
 
 
-def _roll_forward(target: str, directory: str) -> None:
-    for folder, names in _staged(directory):
-        for name in names:
-            new = os.path.join(directory, _FILES, folder, name)
-            _move(new, os.path.join(target, folder, name))
-        if names:
-            flush(os.path.join(target, folder))
-    _remove(directory)
+def _write_record(stagings: Sequence[Staging]) -> None:
+    first, *others = stagings
+    for other in others:
+        locks.point_to(other.target, other.tag, first.tag, first.target)
+    locks.write_record(first.target, first.tag, [other.target for other in others])
+
+
+def _finish(stagings: Sequence[Staging]) -> None:
+    try:
+        for staging in reversed(stagings):
+            if staging.is_under_way:
+                _roll_forward(staging.target, staging.tag)
+    finally:
+        # What could not be renamed is left for `recover`, which skips what is still in use.
+        locks.forget(staging.tag for staging in stagings)
+
+
+def _roll_forward(target: str, tag: str) -> None:
+    found = _staged(target, tag)
+    for name, key in found:
+        _move(os.path.join(target, name), os.path.join(target, key))
+    for folder in {str(parent) for _, key in found for parent in Path(key).parents}:
+        flush(os.path.join(target, folder))
+    _clean(target)
 
 
 def _move(new: str, old: str) -> None:
@@ -231,67 +220,72 @@ def _move(new: str, old: str) -> None:
         os.unlink(new)
 
 
-def _remove(directory: str) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    _remove_if_empty(os.path.dirname(directory))
+def _clean(target: str) -> None:
+    """Remove all that updates have put into a directory, the lock at the end."""
+    for name in os.listdir(target):
+        if name.startswith(PREFIX) and name != locks.LOCK:
+            _remove(os.path.join(target, name))
+    os.unlink(os.path.join(target, locks.LOCK))
 
 
-def _remove_if_empty(parent: str) -> None:
-    with suppress(OSError):
-        os.rmdir(parent)
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
-def _make_directory(directory: str) -> None:
-    for _ in range(1000):
-        # Whoever opens the target meanwhile removes the common parent, if it is empty just then.
-        with suppress(FileNotFoundError):
-            return os.makedirs(directory)
-    os.makedirs(directory)
-
-
-def _discard(directory: str, pid: int) -> None:
+def _discard(target: str, tag: str, pid: int) -> None:
     if os.getpid() != pid:
         return  # a forked child must not remove what its parent is using
-    with _lock:
-        _mine.discard(directory)
-    _remove(directory)
+    lock = locks.lock_of(target)
+    if lock is not None and lock.tag == tag and not locks.is_committed(target, lock):
+        with suppress(OSError):
+            _clean(target)
+    locks.forget([tag])
 
 
 # --- recovery -------------------------------------------------------------------------------
 
 
 def recover(target: str | os.PathLike) -> None:
-    """Finish or remove what dead processes have left in a target directory.
+    """Finish or remove what a dead process has left in a target directory.
 
     Raises
     ------
     StoreBusyError
         If a living process is just replacing files there.
     """
-    stagings = _stagings_in(target)
-    if stagings == []:
-        _remove_if_empty(os.path.join(target, STAGING))
-    for directory in stagings or ():
-        committed = _is_committed(directory)
-        if not _is_live(directory):
-            _settle(os.fspath(target), directory, committed)
-        elif committed and directory not in _mine:
-            raise StoreBusyError(
-                f"Process {_owner(directory)} is replacing the array at {os.fspath(target)!r} "
-                "just now; open it again when that is done. If that process ran on another "
-                f"machine and has died, remove {directory!r}."
-            )
+    target = os.fspath(target)
+    lock = locks.lock_of(target)
+    if lock is None:
+        return
+    if not lock.is_live:
+        _settle(target)
+    elif not lock.is_own and locks.is_committed(target, lock):
+        raise StoreBusyError(
+            f"Process {lock.owner} is replacing the array at {target!r} just now; "
+            f"open it again when that is done. {_by_hand(target)}"
+        )
 
 
-def _settle(target: str, directory: str, committed: bool) -> None:
-    if not committed:
-        return _remove(directory)
+def _settle(target: str) -> None:
+    with locks.alone(target):
+        lock = locks.lock_of(target)
+        if lock is None or lock.is_live:
+            return
+        if locks.is_committed(target, lock):
+            _complete(target, lock)
+        else:
+            with suppress(OSError):
+                _clean(target)
+
+
+def _complete(target: str, lock: Lock) -> None:
     try:
-        for way in _read_json(directory, _RECORD) or ():
-            member = os.path.normpath(os.path.join(directory, way))
-            if os.path.isdir(member):
-                _roll_forward(os.path.dirname(os.path.dirname(member)), member)
-        _roll_forward(target, directory)
+        for other in locks.record_of(target, lock.tag) or ():
+            _complete_other(target, other, lock.tag)
+        _roll_forward(target, lock.tag)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -301,45 +295,22 @@ def _settle(target: str, directory: str, committed: bool) -> None:
         ) from error
 
 
-def _is_committed(directory: str) -> bool:
-    way = _read_json(directory, _MEMBER)
-    places = [directory, *([os.path.join(directory, way)] if isinstance(way, str) else ())]
-    return any(os.path.exists(os.path.join(place, _RECORD)) for place in places)
-
-
-def _stagings_in(target: str | os.PathLike) -> list[str] | None:
-    try:
-        with os.scandir(os.path.join(target, STAGING)) as entries:
-            return [entry.path for entry in entries]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _owner(directory: str) -> str:
-    return os.path.basename(directory).rpartition("-")[0]
-
-
-def _is_live(directory: str) -> bool:
-    owner = _owner(directory)
-    return directory in _mine if owner == owners.own_tag() else owners.is_alive(owner)
-
-
-def _refuse_others(target: str, directory: str) -> None:
-    for other in _stagings_in(target) or ():
-        if other != directory and _is_live(other):
-            raise StoreBusyError(
-                f"Process {_owner(other)} is already updating the array at {target!r}; "
-                "two updates of one array at once would lose one of them."
-            )
+def _complete_other(target: str, other: str, first: str) -> None:
+    if not os.path.isdir(other) or os.path.samefile(target, other):
+        return
+    with locks.alone(other):
+        lock = locks.lock_of(other)
+        if lock is not None and lock.first == first:
+            _roll_forward(other, lock.tag)
 
 
 def directory_bytes(directory: str | os.PathLike, exclude: Sequence[str] = ()) -> int:
     """Bytes of all files below a directory, without staged files and the names excluded."""
     total = 0
     for folder, subfolders, names in os.walk(directory):
-        if STAGING in subfolders:
-            subfolders.remove(STAGING)
-        total += sum(_file_bytes(os.path.join(folder, n)) for n in names if n not in exclude)
+        subfolders[:] = [name for name in subfolders if not name.startswith(PREFIX)]
+        counted = (name for name in names if name not in exclude and not name.startswith(PREFIX))
+        total += sum(_file_bytes(os.path.join(folder, name)) for name in counted)
     return total
 
 

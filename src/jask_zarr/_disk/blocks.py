@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from operator import add
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -346,10 +345,12 @@ class BlockedArray:
         self._check_values(np.asarray(values), _chunks.box_shape(start, stop), "values")
         self.write_box(start, values)
 
-    def with_engine_at(self, directory: Path) -> "BlockedArray":
-        """The same array with its chunks in another directory, which nobody reads meanwhile."""
-        engine = self._engine.moved_to(directory)
-        return BlockedArray(self.zarr_array, self._place, self.mode, engine)
+    def staged_at(self, prefix: str) -> "BlockedArray":
+        """The same array with its chunks in files of another name, which nobody reads meanwhile."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        twin._engine = self._engine.staged_at(prefix)
+        return twin
 
     # --- checks ---
 

@@ -30,6 +30,7 @@ from .._chunks import (
     grid_shape,
     intersection,
 )
+from .atomic import staged_name
 from .codecs import ChunkCodec, chunk_codec, decompress, thread_buffer
 from .dtypes import storage_dtype
 
@@ -55,8 +56,8 @@ class Engine(Protocol):
         """Write a box of whole write chunks."""
         ...
 
-    def moved_to(self, root: Path) -> "Engine":
-        """The same array with its chunks below another directory, nobody reading them yet."""
+    def staged_at(self, prefix: str) -> "Engine":
+        """The same array, each chunk in a file of the name `staged_name` after a prefix, nobody reading it yet."""
         ...
 
 
@@ -116,9 +117,26 @@ class ZarrEngine:
         stop = tuple(a + n for a, n in zip(start, values.shape, strict=True))
         self.array.set_basic_selection(box_slices(start, stop), _bits(values))
 
-    def moved_to(self, root: Path) -> "ZarrEngine":
-        """See `Engine.moved_to`."""
-        return ZarrEngine(_twin(self.array, StorePath(LocalStore(root), "")))
+    def staged_at(self, prefix: str) -> "ZarrEngine":
+        """See `Engine.staged_at`."""
+        return ZarrEngine(_twin(self.array, StorePath(_FlatStore(prefix), "")))
+
+
+class _FlatStore(LocalStore):
+    """A directory whose files have names for keys."""
+
+    def __init__(self, prefix: str) -> None:
+        folder, self._stem = os.path.split(prefix)
+        super().__init__(Path(folder))
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Any:
+        return await super().get(self._stem + staged_name(key), *args, **options)
+
+    async def set(self, key: str, value: Any) -> None:
+        await super().set(self._stem + staged_name(key), value)
+
+    async def delete(self, key: str) -> None:
+        await super().delete(self._stem + staged_name(key))
 
 
 def _twin(array: zarr.Array, place: StorePath) -> zarr.Array:
@@ -265,8 +283,13 @@ class FileEngine:
             raise
 
     def moved_to(self, root: Path) -> "FileEngine":
-        """See `Engine.moved_to`."""
+        """The same array with its chunks below another directory, nobody reading them yet."""
         return replace(self, root=str(root), exposed=False)
+
+    def staged_at(self, prefix: str) -> "FileEngine":
+        """See `Engine.staged_at`."""
+        folder, stem = os.path.split(prefix)
+        return replace(self, root=folder, key=lambda index: stem + staged_name(self.key(index)), exposed=False)
 
 
 _MISSING = 2**64 - 1

@@ -22,8 +22,8 @@ def _tag_of(pid: int) -> str:
 
 def is_alive(tag: str) -> bool:
     """Whether the process runs; True if it cannot be known, being on another host."""
-    host, pid, start = tag.rsplit("-", 2)
-    if host != _host():
+    host, pid, start = ["", "", *tag.rsplit("-", 2)][-3:]
+    if host != _host() or not pid.isdecimal():
         return True
     return _start_time(int(pid)) == start
 

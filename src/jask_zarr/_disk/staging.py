@@ -8,8 +8,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from math import prod
 from operator import add
-from pathlib import Path
 
 import numpy as np
 
@@ -47,8 +47,9 @@ class StagedUpdate:
 class _LocalUpdate(StagedUpdate):
     def __init__(self, array: BlockedArray) -> None:
         super().__init__(array)
-        self.staging = atomic.Staging.begin(str(array.path))
-        self._target = array.with_engine_at(Path(self.staging.files))
+        files = prod(_chunks.grid_shape(array.shape, array.write_chunks))
+        self.staging = atomic.Staging.begin(str(array.path), files)
+        self._target = array.staged_at(self.staging.prefix)
 
     def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
         self._target.write_box(start, values)

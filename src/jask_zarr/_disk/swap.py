@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from . import atomic, owners
+from . import owners
+from .durable import flush, flush_tree
+from .locks import PREFIX
 
 _NEW, _OLD = ".new", ".old"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -29,9 +31,9 @@ def replacing(path: Path) -> Iterator[Path]:
     new.chmod(0o777 & ~_umask())
     try:
         yield new
-        atomic.flush_tree(str(new))
+        flush_tree(str(new))
         _put(new, path)
-        atomic.flush(str(path.parent))
+        flush(str(path.parent))
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -80,11 +82,11 @@ def link_files(source: str, target: Path) -> bool:
     """
     try:
         for folder, subfolders, names in os.walk(source):
-            subfolders[:] = [s for s in subfolders if s != atomic.STAGING]
+            subfolders[:] = [s for s in subfolders if not s.startswith(PREFIX)]
             place = target / os.path.relpath(folder, source)
             place.mkdir(parents=True, exist_ok=True)
             for name in names:
-                if not name.endswith(".partial"):
+                if not name.endswith(".partial") and not name.startswith(PREFIX):
                     _link(os.path.join(folder, name), place / name)
     except OSError:
         shutil.rmtree(target, ignore_errors=True)
