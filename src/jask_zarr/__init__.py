@@ -26,6 +26,7 @@ from jask_zarr.checkpoint import checkpoint, restore
 from jask_zarr.explain import explain
 from jask_zarr.numpy import *  # noqa: F403
 from jask_zarr.numpy import __all__ as _operations
+from jask_zarr.rechunk import rechunk
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,7 @@ __all__ = [
     "set_memory_budget", "memory_budget", "set_durability", "durability", "explain",
     "io_cost", "IOCost", "scratch_usage",
     # storage
-    "checkpoint", "restore",
+    "rechunk", "checkpoint", "restore",
     "BlockedArray", "SpillFile",
     "errors", "numpy", "random",
 ]  # fmt: skip

@@ -151,6 +151,34 @@ def union_cuts(all_cuts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sorted(set().union(*all_cuts)))
 
 
+def grid_between(shape: Index, source: Index, target: Index, volume: int) -> Index:
+    """Chunks through which an array goes from one grid to another, in boxes of about ``volume`` elements.
+
+    Boxes of whole chunks of both ``source`` and the result, and such of the result and ``target``, have that volume,
+    or that of one chunk if it is larger. Where the grids do not nest, chunks still cross boxes.
+
+    >>> grid_between((4096, 4096), (1, 4096), (4096, 1), 65536)
+    (16, 16)
+    >>> grid_between((100, 4096), (100, 1), (1, 512), 65536)
+    (1, 512)
+    """
+    read, written = (tuple(map(min, chunks, shape)) for chunks in (source, target))
+    grid = list(map(min, read, written))
+    for outer, inner in ((read, written), (written, read)):
+        box = prod(outer)  # of the stage that has `outer` whole; it grows towards `inner`
+        for dim in reversed(range(len(shape))):
+            if outer[dim] < inner[dim]:
+                grid[dim] = _grown(outer[dim], inner[dim], volume // (box // outer[dim]), inner[dim] == shape[dim])
+                box = box // outer[dim] * grid[dim]
+    return tuple(grid)
+
+
+def _grown(unit: int, whole: int, most: int, spans: bool) -> int:
+    """The largest multiple of ``unit``, not above ``most``, of which ``whole`` is one, or which divides a whole dim."""
+    multiples = range(max(min(most, whole) // unit, 1) * unit, 0, -unit)
+    return next(n for n in multiples if spans or whole % n == 0 or n == unit)
+
+
 def default_chunks(shape: Index, itemsize: int, target: int = 4 * 2**20) -> Index:
     """Chunks of about ``target`` bytes and nearly equal sides, for an array that names none.
 

@@ -14,7 +14,7 @@ import zarr
 
 from ..errors import NotAnArrayError
 
-_NAMES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Packing:
         another of the attributes.
         """
         attributes: Any = array.metadata.attributes
-        if not isinstance(attributes, dict) or not any(name in attributes for name in _NAMES):
+        if not isinstance(attributes, dict) or not any(name in attributes for name in PACKING_ATTRIBUTES):
             return None
         if array.metadata.zarr_format == 2 and array.fill_value is not None:
             attributes = {"_FillValue": array.fill_value} | attributes
         try:
             return cls._of_attributes(attributes)
         except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
-            found = {name: attributes[name] for name in _NAMES if name in attributes}
+            found = {name: attributes[name] for name in PACKING_ATTRIBUTES if name in attributes}
             raise NotAnArrayError(
                 f"The attributes {found} do not say how numbers are packed ({error}); open it without decode_cf."
             ) from error

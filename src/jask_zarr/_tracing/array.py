@@ -18,6 +18,7 @@ from jask_zarr._tracing.expr import Stored, Traced, Value, collect, record, resi
 from jask_zarr._tracing.expr import stored as stored_value
 from jask_zarr._tracing.function import Function, trace
 from jask_zarr._tracing.sources import Source, created, source_of
+from jask_zarr._tracing.writing import write
 
 
 class DiskArray:
@@ -249,7 +250,7 @@ class DiskArray:
             _refuse_own_store(value, path)
         chunks = chunks or self.chunks or force.plan_for([value], [force.CHOOSE]).output_chunks[0]
         array = _disk.BlockedArray.create(path, self.shape, self.dtype, chunks=chunks, **keywords)
-        force.write(value, array)
+        write(value, array)
         return DiskArray(stored_value(created(array)))
 
     def to_zarr(self) -> Any:
@@ -258,7 +259,7 @@ class DiskArray:
         if not isinstance(value.leaf, Stored):
             chunks = force.plan_for([value], [force.CHOOSE]).output_chunks[0]
             array = _disk.SpillFile.create(self.shape, self.dtype, chunks)
-            force.write(value, array)
+            write(value, array)
             value.settle(Stored(Source(array, is_scratch=True)))
         force.check(value)
         return self._stored.zarr_array

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr import _compat, _disk, errors
-from jask_zarr._tracing import force
 from jask_zarr._tracing.array import filled
 from jask_zarr._tracing.cast import CastArray
 from jask_zarr._tracing.decoded import DecodedArray
@@ -16,6 +15,7 @@ from jask_zarr._tracing.function import trace
 from jask_zarr._tracing.hitype import DiskArray
 from jask_zarr._tracing.lift import is_disk, operand
 from jask_zarr._tracing.sources import Source, created, source_of
+from jask_zarr._tracing.writing import write
 
 Shape = int | Sequence[int]
 
@@ -324,7 +324,7 @@ def stored_if(array: Any, keywords: dict[str, Any]) -> Any:
     if path is not None:
         return array.save(path, **keywords)
     target = _disk.SpillFile.create(array.shape, array.dtype, keywords.pop("chunks", None), **keywords)
-    force.write(array._value, target)
+    write(array._value, target)
     return _wrapped(target, None)
 
 
