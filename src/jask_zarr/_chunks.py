@@ -160,7 +160,7 @@ def grid_between(shape: Index, source: Index, target: Index, volume: int) -> Ind
     >>> grid_between((4096, 4096), (1, 4096), (4096, 1), 65536)
     (16, 16)
     >>> grid_between((100, 4096), (100, 1), (1, 512), 65536)
-    (1, 512)
+    (100, 512)
     """
     read, written = (tuple(map(min, chunks, shape)) for chunks in (source, target))
     grid = list(map(min, read, written))
