@@ -130,3 +130,13 @@ def test_plain_code_may_close_over_an_array_on_disk(use: Callable[..., Any], wra
     a = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
     found = wrap(lambda b: use(b, x))(jz.DiskArray.from_numpy(a, chunks=(3, 4)))
     np.testing.assert_allclose(np.asarray(found), use(jnp.asarray(a), jnp.asarray(X)), rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_as_matrices_are_lifted() -> None:
+    """JAX assembles a Hessian as one array in memory, unless it is traced as ordinary code."""
+    values = np.arange(1, 4, dtype=np.float32)
+    a = jz.DiskArray.from_numpy(values, chunks=(2,))
+    with pytest.raises(jz.errors.DenseCopyError, match=r"jask_zarr\.lift"):
+        jax.hessian(lambda a: jz.sum(a**3))(a)
+    hessian = jz.lift(jax.hessian(lambda a: jnp.sum(a**3)))(a)
+    np.testing.assert_allclose(hessian.to_numpy(), np.diag(6 * values))

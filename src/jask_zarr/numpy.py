@@ -320,6 +320,10 @@ def _transpose(self: Any, *axes: Any) -> Any:
     return transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
 
 
+def _split(self: Any, indices: Any, axis: int) -> Any:
+    return split(self, tuple(int(i) for i in indices), axis)  # as `jax.jacfwd` and `jax.hessian` ask for it
+
+
 _BINARY = dict(add=add, sub=subtract, mul=multiply, truediv=divide, floordiv=floor_divide,
                mod=remainder, divmod=divmod, pow=power, matmul=matmul, lshift=left_shift,
                rshift=right_shift, xor=bitwise_xor)  # fmt: skip
@@ -332,7 +336,7 @@ _METHODS = dict(sum=sum, prod=prod, mean=mean, var=var, std=std, max=max, min=mi
                 sort=sort, argsort=argsort, clip=clip, round=round, conj=conj, dot=dot, take=take,
                 repeat=repeat, astype=astype, ravel=ravel, flatten=ravel, squeeze=squeeze,
                 swapaxes=swapaxes, diagonal=diagonal, trace=trace, reshape=_reshape,
-                transpose=_transpose)  # fmt: skip
+                transpose=_transpose, _split=_split)  # fmt: skip
 _PROPERTIES = dict(T=transpose, mT=matrix_transpose, real=real, imag=imag)
 
 for _name, _op in (_BINARY | _COMPARE | _UNARY).items():
