@@ -3,7 +3,7 @@
 from jask_zarr import errors as errors
 from jask_zarr import numpy as numpy
 from jask_zarr import random as random
-from jask_zarr._config import durability, memory_budget, set_durability, set_memory_budget
+from jask_zarr._config import durability, memory_budget, set_durability, set_executor, set_memory_budget
 from jask_zarr._disk import BlockedArray, IOCost, SpillFile, io_cost, scratch_usage
 from jask_zarr._tracing.creation import (
     arange,
@@ -39,7 +39,7 @@ __all__ = [
     # functions
     "lift", "jit", *_operations,
     # seeing and setting
-    "set_memory_budget", "memory_budget", "set_durability", "durability", "explain",
+    "set_memory_budget", "memory_budget", "set_durability", "durability", "set_executor", "explain",
     "io_cost", "IOCost", "scratch_usage",
     # storage
     "rechunk", "checkpoint", "restore",

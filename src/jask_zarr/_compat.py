@@ -6,15 +6,18 @@ module and does not know which version runs.
 """
 
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
 import jax
 import numpy as np
+from jax import export
 from jax._src import (
     ad_checkpoint,
     ad_util,
@@ -52,6 +55,7 @@ __all__ = [
     "defer_operator",
     "dense_maker",
     "evaluating",
+    "exported",
     "hoist_constants",
     "inside",
     "is_attended",
@@ -60,6 +64,7 @@ __all__ = [
     "is_linear_input",
     "is_zero",
     "jax_runtime_error",
+    "loaded",
     "no_sharding",
     "ordered_callback",
     "register_hitype",
@@ -329,6 +334,21 @@ def evaluating() -> Any:
     traced inside it, at full shape and in memory.
     """
     return core.eval_context()
+
+
+def exported(function: Callable[..., Any], *shapes: Any) -> bytes:
+    """What `jax.export` makes of a function for arguments of these shapes, as bytes.
+
+    `jax.export.Exported.serialize` would need another package, and knows fewer data types. All of the artefact can be
+    pickled but the way to its derivative, which nobody asks for; JAX must be of the same version on both sides.
+    """
+    artefact: Any = export.export(jax.jit(function))(*shapes)
+    return pickle.dumps(replace(artefact, _get_vjp=None))
+
+
+def loaded(artefact: bytes) -> Callable[..., Any]:
+    """The function that was `exported`, maybe in another process."""
+    return jax.jit(pickle.loads(artefact).call)
 
 
 def trace_of(tracer: Any) -> Any:

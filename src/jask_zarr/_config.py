@@ -11,6 +11,7 @@ import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .errors import InvalidSizeError, ScratchDirectoryError
 
@@ -28,6 +29,8 @@ class _Settings:
     allow_tmpfs: bool = False
     scratch_limit: int | None = None
     durability: str = "process"
+    executor: Any = None
+    workers: int | None = None
 
 
 _settings = _Settings()
@@ -126,6 +129,80 @@ def set_durability(against: str) -> None:
 def durability() -> str:
     """What an update survives: ``"process"`` or ``"power"``."""
     return _settings.durability
+
+
+class _Restore:
+    """Puts the executor back that was set before, at the end of a ``with`` block."""
+
+    def __init__(self, before: _Settings) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        global _settings
+        _settings = replace(_settings, executor=self._before.executor, workers=self._before.workers)
+
+
+def set_executor(executor: Any = None, workers: int | None = None) -> _Restore:
+    """Say where tiles are computed; used in a ``with`` statement, only inside it, as `jax.set_mesh`.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor, optional
+        Anything with ``submit(fn, *args)`` that gives a future: a `concurrent.futures.ProcessPoolExecutor`, the
+        ``client.get_executor()`` of dask.distributed. Its workers are sent what computes a tile, open the stores
+        themselves, and read and write chunks there. A `concurrent.futures.ThreadPoolExecutor` is a pool of threads in
+        this process. By default, and with None, the library's own threads.
+    workers : int, optional
+        How many tiles the executor computes at a time, if it does not say so itself. Never more are under way than
+        the memory budget has room for.
+
+    Returns
+    -------
+    context manager
+        Leaving it puts back what was set before.
+
+    Raises
+    ------
+    TypeError
+        If it is not an executor.
+    ValueError
+        If its processes are made by ``fork``: JAX has threads, which do not survive that.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import jask_zarr as jz
+    >>> with ThreadPoolExecutor(4) as pool, jz.set_executor(pool):
+    ...     float(jz.sum(jz.arange(1000)))
+    499500.0
+    """
+    global _settings
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            f"An executor has a method submit, as those of concurrent.futures have; {type(executor).__name__} has "
+            "none. From a dask.distributed client take client.get_executor()."
+        )
+    context: Any = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise ValueError(
+            "The processes of this executor are made by 'fork', in which JAX may hang: make it with "
+            "ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))."
+        )
+    before, _settings = _settings, replace(_settings, executor=executor, workers=workers)
+    return _Restore(before)
+
+
+def executor() -> Any:
+    """The executor that was set, or None."""
+    return _settings.executor
+
+
+def workers() -> int | None:
+    """How many workers the executor was said to have."""
+    return _settings.workers
 
 
 def parse_size(size: int | str) -> int:

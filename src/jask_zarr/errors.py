@@ -17,6 +17,7 @@ __all__ = [
     "JaskZarrError",
     "MemoryBudgetError",
     "NotAnArrayError",
+    "NotPortableError",
     "ReadOnlyStoreError",
     "ScratchDirectoryError",
     "ScratchFullError",
@@ -24,6 +25,7 @@ __all__ = [
     "StaleArrayError",
     "StoreBusyError",
     "UnsupportedDtypeError",
+    "WorkerLostError",
     "X64DisabledError",
 ]
 
@@ -97,3 +99,11 @@ class IntegerOverflowError(JaskZarrError, OverflowError):
 
 class StoreBusyError(JaskZarrError, RuntimeError):
     """Another update of the same store is under way."""
+
+
+class NotPortableError(JaskZarrError, TypeError):
+    """What other processes would need, such as a store in memory, cannot be sent there."""
+
+
+class WorkerLostError(JaskZarrError, RuntimeError):
+    """A worker process ended before its tile was done: killed, or out of memory."""

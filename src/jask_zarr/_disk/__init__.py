@@ -1,12 +1,13 @@
 """Bytes: zarr arrays as grids of blocks, scratch arrays, crash-safe replacement. No JAX."""
 
 from .blocks import BlockedArray
-from .cost import IOCost, io_cost
+from .cost import IOCost, count_read, count_written, io_cost, thread_io_cost
 from .dtypes import is_64_bit, narrowed
+from .owners import own_tag
 from .packing import Packing
 from .scratch import SpillFile, scratch_usage
 from .staging import StagedUpdate, commit, held, stage
-from .stores import place_of
+from .stores import check_portable, place_of
 from .swap import link_files, replacing
 from .swap import recover as recover_directory
 
@@ -16,15 +17,20 @@ __all__ = [
     "Packing",
     "SpillFile",
     "StagedUpdate",
+    "check_portable",
     "commit",
+    "count_read",
+    "count_written",
     "held",
     "io_cost",
     "is_64_bit",
     "link_files",
     "narrowed",
+    "own_tag",
     "place_of",
     "recover_directory",
     "replacing",
     "scratch_usage",
     "stage",
+    "thread_io_cost",
 ]

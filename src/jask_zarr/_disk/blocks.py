@@ -84,6 +84,7 @@ class BlockedArray:
         self._metadata_file = _metadata_file(place)
         self._seen = _signature(self._metadata_file)
         self._pinned = False
+        self._staged_at: str | None = None
         chunk_bytes = prod(self.write_chunks) * self.dtype.itemsize
         self._padded_bytes = chunk_bytes if chunk_bytes > 4 * self.nbytes else 0
 
@@ -254,7 +255,17 @@ class BlockedArray:
         )
 
     def __reduce__(self) -> tuple:
-        return BlockedArray.open, (self._place.store, self._place.path, self.mode)
+        return _reopen, (self._place.store, self._place.path, self.mode, self._staged_at)
+
+    def for_workers(self) -> "BlockedArray":
+        """The form in which the array is sent to other processes, or `NotPortableError` if they could not open it."""
+        _ = self._portable
+        return self
+
+    @cached_property
+    def _portable(self) -> bool:
+        stores.check_portable(self._place)
+        return True
 
     # --- reading ---
 
@@ -349,7 +360,7 @@ class BlockedArray:
         """The same array with its chunks in files of another name, which nobody reads meanwhile."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
-        twin._engine = self._engine.staged_at(prefix)
+        twin._engine, twin._staged_at = self._engine.staged_at(prefix), prefix
         return twin
 
     # --- checks ---
@@ -412,6 +423,11 @@ class BlockedArray:
         count = _chunks.count_touching(start, stop, chunks)
         whole = _chunks.box_shape(*_chunks.covering_box(start, stop, self.shape, chunks))
         return count, prod(whole) * self.dtype.itemsize
+
+
+def _reopen(store: Any, path: str, mode: str, prefix: str | None) -> BlockedArray:
+    array = BlockedArray.open(store, path, mode)
+    return array if prefix is None else array.staged_at(prefix)
 
 
 def _check_sizes(array: zarr.Array, place: stores.Place) -> None:

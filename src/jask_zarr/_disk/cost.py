@@ -30,6 +30,7 @@ class IOCost:
 
 _active: tuple[IOCost, ...] = ()
 _active_lock = threading.Lock()
+_own = threading.local()
 
 
 @contextmanager
@@ -62,18 +63,33 @@ def io_cost() -> Iterator[IOCost]:
             _active = tuple(other for other in _active if other is not cost)
 
 
+@contextmanager
+def thread_io_cost() -> Iterator[IOCost]:
+    """Count what this thread alone reads and writes."""
+    cost = _own.cost = IOCost()
+    try:
+        yield cost
+    finally:
+        del _own.cost
+
+
 def counting() -> bool:
     """Whether anybody counts now."""
-    return bool(_active)
+    return bool(_active) or hasattr(_own, "cost")
 
 
 def count_read(blocks: int, nbytes: int) -> None:
     """Add decoded chunks to every active count."""
-    for cost in _active:
+    for cost in _counts():
         cost._add(blocks, nbytes, 0, 0)
 
 
 def count_written(blocks: int, nbytes: int) -> None:
     """Add encoded chunks to every active count."""
-    for cost in _active:
+    for cost in _counts():
         cost._add(0, 0, blocks, nbytes)
+
+
+def _counts() -> tuple[IOCost, ...]:
+    own = getattr(_own, "cost", None)
+    return _active if own is None else (*_active, own)

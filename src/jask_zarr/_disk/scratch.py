@@ -96,6 +96,11 @@ class SpillFile(BlockedArray):
                 raise
             raise _full(f"the disk of {str(self.path)!r} is full") from error
 
+    def for_workers(self) -> BlockedArray:
+        """The form in which the array is sent to other processes; its files stay this process's own."""
+        self._room.take()
+        return BlockedArray.open(self.path)
+
     def __reduce__(self) -> tuple:
         raise TypeError("A temporary array cannot be pickled; save it into a store.")
 

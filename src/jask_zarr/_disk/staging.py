@@ -39,6 +39,10 @@ class StagedUpdate:
         """As `BlockedArray.write_box`."""
         raise NotImplementedError
 
+    def for_workers(self) -> BlockedArray:
+        """What writes new values from other processes; all of them are to be written."""
+        raise NotImplementedError
+
     def discard(self) -> None:
         """Forget the new values. Harmless after a commit."""
         raise NotImplementedError
@@ -53,6 +57,9 @@ class _LocalUpdate(StagedUpdate):
 
     def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
         self._target.write_box(start, values)
+
+    def for_workers(self) -> BlockedArray:
+        return self._target
 
     def discard(self) -> None:
         self.staging.discard()
@@ -70,6 +77,10 @@ class _CopiedUpdate(StagedUpdate):
         self._spill.write_box(start, values)
         stop = tuple(map(add, start, values.shape))
         self._written.update(_chunks.blocks_touching(tuple(start), stop, self._spill.chunks))
+
+    def for_workers(self) -> BlockedArray:
+        self._written.update(_chunks.blocks_touching((0,) * self._spill.ndim, self._spill.shape, self._spill.chunks))
+        return self._spill.for_workers()
 
     def copy(self) -> None:
         for index in sorted(self._written):

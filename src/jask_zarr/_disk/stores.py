@@ -8,6 +8,7 @@ the array's own metadata, not the copy that a group may keep of it.
 import errno
 import json
 import os
+import pickle
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import zarr.errors
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, ObjectStore, ZipStore
 
-from ..errors import ArrayNotFoundError, NotAnArrayError, UnsupportedDtypeError
+from ..errors import ArrayNotFoundError, NotAnArrayError, NotPortableError, UnsupportedDtypeError
 
 METADATA_FILES = ("zarr.json", ".zarray")
 _MEMBERS_SHOWN = 20
@@ -212,6 +213,28 @@ def _is_web(store: Any) -> bool:
     protocol = getattr(getattr(store, "fs", None), "protocol", ())
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     return bool(names & {"http", "https"}) or type(getattr(store, "store", None)).__name__ == "HTTPStore"
+
+
+def check_portable(place: Place) -> None:
+    """Raise `NotPortableError` if other processes cannot open the same store, as one that is pickled by value."""
+    if place.directory is not None:
+        return
+    reason = "it is in the memory of this one"
+    try:
+        there = pickle.loads(pickle.dumps(place))
+        portable = not _is_in_memory(place.store) and identity_of(there) == identity_of(place)
+    except Exception as error:
+        portable, reason = False, f"it cannot be pickled ({error})"
+    if not portable:
+        raise NotPortableError(
+            f"The store at {place} cannot be opened by other processes: {reason}. Use one on a disk or a server, or "
+            "compute in this process: jz.set_executor(None)."
+        )
+
+
+def _is_in_memory(store: Any) -> bool:
+    protocol = getattr(getattr(store, "fs", None), "protocol", ())
+    return "memory" in ({protocol} if isinstance(protocol, str) else set(protocol))
 
 
 def identity_of(place: Place) -> tuple:

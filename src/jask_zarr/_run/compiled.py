@@ -1,19 +1,25 @@
-"""The compiled tile functions of a pass, one for each tile shape; kept as long as the pass is."""
+"""The compiled tile functions of a pass, one for each tile shape and device; kept as long as the pass is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from jask_zarr import _compat
 from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.tile_function import small_constants, tile_function
-from jask_zarr._run.tile import Tile
+from jask_zarr._run.tile import Tile, tiles_of
+from jask_zarr.errors import NotPortableError
+
+Shape = tuple[int, ...]
 
 _passes: WeakKeyDictionary[Pass, CompiledPass] = WeakKeyDictionary()
 _lock = Lock()
@@ -28,54 +34,86 @@ def compiled(p: Pass) -> CompiledPass:
 
 
 class CompiledPass:
-    """Compiles the tile function at the first tile of each shape."""
+    """Compiles the tile function at the first tile of each shape on each device."""
 
     def __init__(self, p: Pass) -> None:
-        self.pass_ = p
+        self._pass = ref(p)  # the table would keep a pass that its own value refers to
         small = small_constants(p)
         self.held = tuple(version for version in p.memory if version[0] not in small)
-        self.functions: dict[tuple[int, ...], Any] = {}
-        self.lock = Lock()
+        self.functions: dict[Any, Any] = {}
+        self.locks: dict[Any, Lock] = {}
 
-    def hold(self, values: Sequence[Any]) -> list[Any]:
-        """The in-memory arguments as arrays on the device."""
+    @property
+    def pass_(self) -> Pass:
+        """The pass; somebody who runs it keeps it."""
+        p = self._pass()
+        assert p is not None
+        return p
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the in-memory arguments; every device that computes tiles has a copy."""
+        return sum(self.pass_.sweep.program.nbytes(v) for v, _ in self.held)
+
+    def hold(self, values: Sequence[Any], device: Any) -> list[Any]:
+        """The in-memory arguments as arrays on a device."""
         with jax.enable_x64(True):
-            return [v if isinstance(v, jax.Array) else jax.device_put(np.asarray(v)) for v in values]
+            return [jax.device_put(v if isinstance(v, jax.Array) else np.asarray(v), device) for v in values]
 
-    def call(
-        self, tile: Tile, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """The results of one tile."""
-        starts = np.array([tile.starts[loop.label] for loop in self.pass_.loops], np.int64)
-        with jax.enable_x64(True):
-            return self.function(tile)(starts, list(origins), list(streams), list(memory))
+    def shape(self, tile: Tile) -> Shape:
+        """The tile's lengths along the loops."""
+        return tuple(tile.sizes[loop.label] for loop in self.pass_.loops)
 
-    def function(self, tile: Tile) -> Any:
-        key = tuple(tile.sizes[loop.label] for loop in self.pass_.loops)
-        with self.lock:
+    def function(self, shape: Shape, device: Any) -> Any:
+        """``f(starts, origins, streams, memory) -> results``, compiled; call it with 64-bit types enabled."""
+        key = shape, device
+        with self.locks.setdefault(key, Lock()), jax.enable_x64(True):
             if key not in self.functions:
-                self.functions[key] = self._compile(tile)
+                arguments = self._arguments(shape, SingleDeviceSharding(device))
+                self.functions[key] = jax.jit(self._function(shape)).lower(*arguments).compile()
             return self.functions[key]
 
-    def _compile(self, tile: Tile) -> Any:
-        p, avals = self.pass_, self.pass_.sweep.program.avals
-        starts = jax.ShapeDtypeStruct((len(p.loops),), np.int64)
-        origins = [_struct(avals[v].shape, avals[v].dtype) for v in p.origins]
-        streams = [_struct(tile.extent(s.shape, s.index), avals[s.version[0]].dtype) for s in p.streams]
-        memory = [_struct(avals[v].shape, avals[v].dtype) for v, _ in self.held]
-        return jax.jit(tile_function(p, tile.sizes)).lower(starts, origins, streams, memory).compile()
+    def _function(self, shape: Shape) -> Any:
+        return tile_function(self.pass_, self._tile(shape).sizes)
 
-    def tile_bytes(self, tile: Tile) -> int:
-        """Bytes that one tile task holds: what it reads, XLA's buffers and the results."""
+    def _tile(self, shape: Shape) -> Tile:
+        labels = (loop.label for loop in self.pass_.loops)
+        return Tile({}, {**self.pass_.sweep.sizes, **dict(zip(labels, shape, strict=True))})
+
+    def _arguments(self, shape: Shape, sharding: Any = None) -> tuple[Any, ...]:
+        """Shapes and dtypes of the tile function's arguments."""
+        p, avals, tile = self.pass_, self.pass_.sweep.program.avals, self._tile(shape)
+
+        def struct(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+
+        starts = struct((len(p.loops),), np.int64)
+        origins = [struct(avals[v].shape, avals[v].dtype) for v in p.origins]
+        streams = [struct(tile.extent(s.shape, s.index), avals[s.version[0]].dtype) for s in p.streams]
+        memory = [struct(avals[v].shape, avals[v].dtype) for v, _ in self.held]
+        return starts, origins, streams, memory
+
+    @cached_property
+    def artefacts(self) -> dict[Shape, bytes]:
+        """The tile function of every shape, for other processes."""
         with jax.enable_x64(True):
-            memory = self.function(tile).memory_analysis()
+            return {shape: self._artefact(shape) for shape in {self.shape(tile) for tile in tiles_of(self.pass_)}}
+
+    def _artefact(self, shape: Shape) -> bytes:
+        try:
+            return _compat.exported(self._function(shape), *self._arguments(shape))
+        except (NotImplementedError, ValueError, TypeError, KeyError) as error:
+            raise NotPortableError(
+                f"A computation cannot be sent to other processes, because jax.export refuses it: {error}. "
+                "Run it in this process: jz.set_executor(None)."
+            ) from error
+
+    def tile_bytes(self, shape: Shape, device: Any) -> int:
+        """Bytes that one tile task holds: what it reads, XLA's buffers and the results."""
+        memory, tile = self.function(shape, device).memory_analysis(), self._tile(shape)
         avals = self.pass_.sweep.program.avals
         reads = sum(
             math.prod(tile.extent(s.shape, s.index)) * np.dtype(avals[s.version[0]].dtype).itemsize
             for s in self.pass_.streams
         )
         return reads + (memory.temp_size_in_bytes + memory.output_size_in_bytes if memory is not None else 0)
-
-
-def _struct(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)

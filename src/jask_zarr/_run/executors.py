@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import chain, islice
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import jax
 
 from jask_zarr import _config
-
-Job = TypeVar("Job", bound=tuple[Any, ...])
-Answer = TypeVar("Answer")
 
 _pool: ThreadPoolExecutor | None = None
 
 
-def pool() -> ThreadPoolExecutor:
-    """The threads that run tile tasks, started at first use."""
+def here() -> Executor:
+    """The threads that run tile tasks: the user's, or those of the library, started at first use."""
     global _pool
+    chosen = _config.executor()
+    if isinstance(chosen, ThreadPoolExecutor):
+        return chosen
     if _pool is None:
         _pool = ThreadPoolExecutor(_config.threads() + 1, thread_name_prefix="jask_zarr-tile")
     return _pool
+
+
+def elsewhere() -> Any:
+    """The user's executor, if it may run tasks in other processes; else None."""
+    chosen = _config.executor()
+    return None if isinstance(chosen, ThreadPoolExecutor) else chosen
 
 
 def _forget_pool() -> None:
@@ -33,27 +41,38 @@ def _forget_pool() -> None:
 os.register_at_fork(after_in_child=_forget_pool)
 
 
-def in_order(task: Callable[..., Answer], jobs: Iterable[Job], workers: int) -> Iterator[Answer]:
-    """Run ``task(*job)`` for every job, `workers` at a time; yield the answers in the order of the jobs.
+def wanted_workers() -> int:
+    """Tiles to have under way: one for each worker, and one more that is read or waits meanwhile."""
+    chosen = _config.executor()
+    return 1 + (_config.workers() or getattr(chosen, "_max_workers", None) or _config.threads())
 
-    On the first error, or Ctrl-C, no further job begins, those that run are waited for, and the error is raised.
+
+def devices() -> tuple[Any, ...]:
+    """The devices that take the tiles of a pass in turn: this process's, or the one that the user chose for JAX."""
+    chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if chosen is None:
+        return tuple(jax.local_devices())
+    return tuple(jax.local_devices(backend=chosen)[:1]) if isinstance(chosen, str) else (chosen,)
+
+
+def in_order(submit: Callable[[Any], Any], tasks: Iterable[Any], workers: int) -> Generator[tuple[Any, Any]]:
+    """Submit every task, `workers` at a time; yield each with its answer, in the order of the tasks.
+
+    On the first error, or Ctrl-C, no further task begins, those that run are waited for, and the error is raised.
     """
-    jobs = iter(jobs)
-    first = list(islice(jobs, 2 if workers > 1 else 1))
-    if len(first) < 2:
-        yield from (task(*job) for job in chain(first, jobs))
-        return
-    running: deque[Future[Answer]] = deque()
+    tasks = iter(tasks)
+    running: deque[tuple[Any, Any]] = deque()
     try:
-        for job in (*first, *islice(jobs, workers - 2)):
-            running.append(pool().submit(task, *job))
+        running.extend((task, submit(task)) for task in islice(tasks, workers))
         while running:
-            answer = running[0].result()
+            task, future = running[0]
+            answer = future.result()
             running.popleft()
-            for job in islice(jobs, 1):
-                running.append(pool().submit(task, *job))
-            yield answer
+            running.extend((task, submit(task)) for task in islice(tasks, 1))
+            yield task, answer
     finally:
-        for future in running:
+        for _, future in running:
             future.cancel()
-        wait(running)
+        for _, future in running:
+            if not future.cancelled():
+                future.exception()

@@ -1,28 +1,30 @@
 """Runs a plan: read tiles, compute, combine or write. Decides nothing.
 
-1. The coordinator walks the tiles of a pass in order and hands tile tasks to the workers, a few at a time.
-2. A tile task reads its boxes, calls the compiled tile function, and writes what is complete.
-3. Partial results come back to the coordinator, which combines them in tile order.
+1. The coordinator walks the tiles of a pass in order and hands their tasks to workers, a few at a time: threads, or the
+   executor that the user has set.
+2. A task reads its boxes, calls the compiled tile function, and writes what is complete.
+3. Partial results come back to the coordinator, which combines them in tile order: the bits of a result do not depend
+   on how many workers, devices or processes there are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
-import jax
 import numpy as np
 
 from jask_zarr._disk import SpillFile
 from jask_zarr._plan.plan import Destination, Pass, Plan, Result
-from jask_zarr._plan.tiles import Stream
-from jask_zarr._run import combine
-from jask_zarr._run.buffers import LARGE, BufferPool, give_back_freed_memory
+from jask_zarr._run import combine, executors, shipping
+from jask_zarr._run.buffers import LARGE, give_back_freed_memory
 from jask_zarr._run.compiled import compiled
-from jask_zarr._run.executors import in_order
+from jask_zarr._run.shipping import Shipment
+from jask_zarr._run.task import Delivery, InMemory, Shared, Task
+from jask_zarr._run.threads import Threads
 from jask_zarr._run.tile import Tile, tiles_of
 
 Progress = Callable[[int, int, int, int], None]
@@ -38,6 +40,8 @@ def run(
     else objects with ``write_box(start, values)``.
     """
     values: dict[int, Any] = dict(zip(plan.program.inputs, inputs, strict=True))
+    if executors.elsewhere() is not None:
+        shipping.check(plan, values, writers)
     outputs = [
         np.empty(plan.program.shape(v), plan.program.dtype(v)) if spec.chunks is None else None
         for v, spec in zip(plan.program.outputs, plan.outputs, strict=True)
@@ -51,53 +55,6 @@ def run(
     return outputs
 
 
-class _SharedRead:
-    """A box that one or several tiles need; read once, by the first that asks.
-
-    Its buffer goes back to the pool when the last of them is done.
-    """
-
-    def __init__(self, source: Any, start: tuple[int, ...], shape: tuple[int, ...], pool: BufferPool) -> None:
-        self.source, self.start, self.shape, self.pool = source, start, shape, pool
-        self.buffer: np.ndarray | None = None
-        self.array: Any = None
-        self.lock = Lock()
-
-    def get(self) -> Any:
-        with self.lock:
-            if self.array is None:
-                self.buffer = self.pool.take(self.shape, self.source.dtype)
-                read_padded(self.source, self.start, self.buffer)
-                with jax.enable_x64(True):
-                    self.array = jax.device_put(self.buffer)
-            return self.array
-
-    def keep_if_part_of(self, result: Any) -> None:
-        """A result that is the buffer itself keeps it."""
-        if self.buffer is not None and np.may_share_memory(self.buffer, result):
-            self.buffer = None
-
-    def __del__(self) -> None:
-        self.array = None
-        if self.buffer is not None:
-            self.pool.give(self.buffer)
-
-
-def read_padded(source: Any, start: tuple[int, ...], buffer: np.ndarray) -> None:
-    """Read a box that may lie partly outside the array; zeros there."""
-    stop = tuple(s + n for s, n in zip(start, buffer.shape, strict=True))
-    inside_start = tuple(min(max(s, 0), n) for s, n in zip(start, source.shape, strict=True))
-    inside_stop = tuple(min(max(s, 0), n) for s, n in zip(stop, source.shape, strict=True))
-    if (inside_start, inside_stop) == (start, stop):
-        if buffer.size:
-            source.read_box(start, stop, out=buffer)
-        return
-    buffer[...] = np.zeros((), source.dtype)
-    if all(a < b for a, b in zip(inside_start, inside_stop, strict=True)):
-        cut = tuple(slice(a - s, b - s) for a, b, s in zip(inside_start, inside_stop, start, strict=True))
-        buffer[cut] = source.read_box(inside_start, inside_stop)
-
-
 @dataclass
 class _PassRun:
     plan: Plan
@@ -107,41 +64,29 @@ class _PassRun:
     outputs: list[np.ndarray | None]
     writers: Sequence[Any]
     progress: Progress | None
-    pool: BufferPool = field(default_factory=BufferPool)
     totals: dict[tuple[int, tuple[int, ...]], tuple[int, Any]] = field(default_factory=dict)
     """Partial results so far, by result and kept tile: how many tiles they hold, and their combination."""
 
     def run(self) -> None:
-        p = self.pass_
         self._open_destinations()
-        self.origins = {v: int(np.asarray(self._value(v))) for v in p.origins}
-        self.compiled = compiled(p)
-        self.memory = self.compiled.hold([self._value(v) for v, _ in self.compiled.held])
-        self.origin_values = [np.asarray(self._value(v)) for v in p.origins]
+        self.shared = self._what_is_shared()
+        origins = zip(self.pass_.origins, self.shared.origins, strict=True)
+        self.origins = {value: int(origin) for value, origin in origins}
         often = self._tiles_between_trims()
-        for done, (tile, partials) in enumerate(in_order(self._task, self._jobs(), self._workers()), 1):
-            self._combine(tile, partials)
-            if done % often == 0:
-                give_back_freed_memory()
-            if self.progress is not None:
-                self.progress(self.number, len(self.plan.passes), done, p.tiles)
+        with closing(self._workers().answers(map(self._task, tiles_of(self.pass_)))) as answers:
+            for done, (task, found) in enumerate(answers, 1):
+                self._receive(task, found)
+                if done % often == 0:
+                    give_back_freed_memory()
+                if self.progress is not None:
+                    self.progress(self.number, len(self.plan.passes), done, self.pass_.tiles)
 
     def _tiles_between_trims(self) -> int:
         """Freed memory is given back each time half a budget, and at least `LARGE` bytes, have passed through."""
         tile = 1 + self.pass_.tiling.traffic // self.pass_.tiles
         return max(1, max(self.plan.budget // 2, LARGE) // tile)
 
-    def _workers(self) -> int:
-        """As many tiles at a time as fit the budget with what XLA really needs for one."""
-        if self.pass_.tiles == 1:
-            return 1
-        tile_bytes = max(1, self.compiled.tile_bytes(next(tiles_of(self.pass_))))
-        spare = self.plan.budget - self.pass_.tiling.held
-        return max(1, min(self.pass_.tiling.workers, spare // tile_bytes))
-
-    def _value(self, value: int) -> Any:
-        constants = self.plan.program.constants
-        return constants[value] if value in constants else self.values[value]
+    # -- what the tasks share --
 
     def _open_destinations(self) -> None:
         """Make room for what this pass keeps for later ones."""
@@ -155,50 +100,25 @@ class _PassRun:
                         else np.empty(result.shape, result.dtype)
                     )
 
-    # -- the walk --
+    def _what_is_shared(self) -> Shared:
+        p, form = self.pass_, compiled(self.pass_)
+        return Shared(
+            form,
+            tuple(self.values[stream.version[0]] for stream in p.streams),
+            tuple(np.asarray(self._value(v)) for v in p.origins),
+            tuple(self._value(v) for v, _ in form.held),
+            tuple(map(self._delivery, p.results)),
+        )
 
-    def _jobs(self) -> Iterator[tuple[Tile, list[_SharedRead]]]:
-        previous: dict[int, _SharedRead] = {}
-        for tile in tiles_of(self.pass_):
-            yield tile, [self._read(n, stream, tile, previous) for n, stream in enumerate(self.pass_.streams)]
+    def _value(self, value: int) -> Any:
+        constants = self.plan.program.constants
+        return constants[value] if value in constants else self.values[value]
 
-    def _read(self, number: int, stream: Stream, tile: Tile, previous: dict[int, _SharedRead]) -> _SharedRead:
-        start, shape = tile.start(stream.index, self.origins), tile.extent(stream.shape, stream.index)
-        last = previous.get(number)
-        if last is None or (last.start, last.shape) != (start, shape):
-            previous[number] = last = _SharedRead(self.values[stream.version[0]], start, shape, self.pool)
-        return last
-
-    # -- one tile, in a worker --
-
-    def _task(self, tile: Tile, reads: list[_SharedRead]) -> tuple[Tile, list[Any]]:
-        results = self.compiled.call(tile, self.origin_values, [read.get() for read in reads], self.memory)
-        partials = [self._deliver(r, tile, array) for r, array in zip(self.pass_.results, results, strict=True)]
-        for partial in jax.tree.leaves(partials):
-            for read in reads:
-                read.keep_if_part_of(partial)
-        return tile, partials
-
-    def _deliver(self, result: Result, tile: Tile, array: Any) -> Any:
-        """Write what is complete; give back what is partial; drop what an earlier tile has given already."""
-        if any(tile.starts[label] for label in result.active):
-            return None
-        if result.combine is None:
-            self._write(result, tile, np.asarray(array))
-            return None
-        partial = tuple(np.asarray(a) for a in array) if isinstance(array, tuple) else np.asarray(array)
-        if self._contributions(result) == 1:
-            self._write(result, tile, combine.finish(result.combine, partial, result.dtype))
-            return None
-        return partial
-
-    def _write(self, result: Result, tile: Tile, values: np.ndarray) -> None:
-        start, shape = tile.start(result.index, self.origins), tile.extent(result.shape, result.index)
-        for destination in result.destinations:
-            if destination.on_disk:
-                self._writer(destination).write_box(start, values)
-            else:
-                self._array(destination)[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))] = values
+    def _delivery(self, result: Result) -> Delivery:
+        on_disk = tuple(self._writer(d) for d in result.destinations if d.on_disk)
+        in_memory = tuple(InMemory(self._array(d)) for d in result.destinations if not d.on_disk)
+        complete = result.combine is None or self._contributions(result) == 1
+        return Delivery(result.combine, result.dtype, complete, on_disk, in_memory)
 
     def _writer(self, destination: Destination) -> Any:
         return self.writers[destination.number] if destination.kind == "output" else self.values[destination.number]
@@ -206,22 +126,64 @@ class _PassRun:
     def _array(self, destination: Destination) -> Any:
         return self.outputs[destination.number] if destination.kind == "output" else self.values[destination.number]
 
-    # -- partial results, in the coordinator --
-
     def _contributions(self, result: Result) -> int:
+        """Tiles that a tile of the result is combined of."""
         kept = {axis.label for axis in result.index if axis is not None} | result.active
         return math.prod(loop.count for loop in self.pass_.loops if loop.label not in kept)
 
-    def _combine(self, tile: Tile, partials: list[Any]) -> None:
-        for number, (result, partial) in enumerate(zip(self.pass_.results, partials, strict=True)):
-            if partial is None or result.combine is None:
+    # -- the walk --
+
+    def _workers(self) -> Threads | Shipment:
+        devices, away = executors.devices(), executors.elsewhere()
+        if not shipping.is_worth_sending(self.pass_):
+            return Threads(self.shared, devices[:1], 1)
+        spare, copy = self.plan.budget - self.pass_.tiling.held, self.shared.form.held_bytes
+        tile_bytes = self._tile_bytes(devices[0])
+        if away is not None:
+            return Shipment(away, self.shared, self._at_a_time(spare - copy, tile_bytes + copy))
+        if devices[0].platform == "cpu" and copy:  # each has a copy, in the memory that the budget bounds
+            devices = devices[: max(1, 1 + (spare - tile_bytes) // copy)]
+            spare -= copy * (len(devices) - 1)
+        return Threads(self.shared, devices, self._at_a_time(spare, tile_bytes))
+
+    def _tile_bytes(self, device: Any) -> int:
+        form = self.shared.form
+        return max(1, form.tile_bytes(form.shape(next(tiles_of(self.pass_))), device))
+
+    def _at_a_time(self, spare: int, tile_bytes: int) -> int:
+        """As many tiles as are wanted and fit the budget, with what XLA really needs for one."""
+        tiling = self.pass_.tiling
+        planned = (tiling.resident - tiling.held) // tiling.workers
+        fit = max(tiling.workers, spare // max(tile_bytes, planned))
+        return max(1, min(executors.wanted_workers(), fit, spare // tile_bytes))
+
+    def _task(self, tile: Tile) -> Task:
+        p = self.pass_
+        starts = np.array([tile.starts[loop.label] for loop in p.loops], np.int64)
+        boxes = tuple((tile.start(s.index, self.origins), tile.extent(s.shape, s.index)) for s in p.streams)
+        return Task(self.shared.form.shape(tile), starts, boxes, tuple(self._target(tile, r) for r in p.results))
+
+    def _target(self, tile: Tile, result: Result) -> tuple[int, ...] | None:
+        given = any(tile.starts[label] for label in result.active)
+        return None if given else tile.start(result.index, self.origins)
+
+    # -- what comes back --
+
+    def _receive(self, task: Task, found: Sequence[Any]) -> None:
+        for number, (start, value) in enumerate(zip(task.targets, found, strict=True)):
+            if start is None or value is None:
                 continue
-            key = number, tile.start(result.index, self.origins)
-            count, total = self.totals.pop(key, (0, None))
-            total = (
-                combine.first(result.combine, partial) if count == 0 else combine.merge(result.combine, total, partial)
-            )
-            if count + 1 == self._contributions(result):
-                self._write(result, tile, combine.finish(result.combine, total, result.dtype))
+            if self.shared.deliveries[number].complete:
+                self.shared.deliveries[number].write_in_memory(start, value)
             else:
-                self.totals[key] = (count + 1, total)
+                self._combine(number, start, value)
+
+    def _combine(self, number: int, start: tuple[int, ...], partial: Any) -> None:
+        result = self.pass_.results[number]
+        kind = str(result.combine)
+        count, total = self.totals.pop((number, start), (0, None))
+        total = combine.first(kind, partial) if count == 0 else combine.merge(kind, total, partial)
+        if count + 1 == self._contributions(result):
+            self.shared.deliveries[number].write(start, combine.finish(kind, total, result.dtype))
+        else:
+            self.totals[number, start] = (count + 1, total)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jask_zarr import _compat, _config, _disk, errors
+from jask_zarr._run import check_target
 from jask_zarr._tracing import force, guards, updates
 from jask_zarr._tracing.expr import Stored, Traced, Value, collect, record, resident
 from jask_zarr._tracing.expr import stored as stored_value
@@ -249,6 +250,7 @@ class DiskArray:
         if keywords.get("overwrite"):
             _refuse_own_store(value, path)
         chunks = chunks or self.chunks or force.plan_for([value], [force.CHOOSE]).output_chunks[0]
+        check_target(path)
         array = _disk.BlockedArray.create(path, self.shape, self.dtype, chunks=chunks, **keywords)
         write(value, array)
         return DiskArray(stored_value(created(array)))

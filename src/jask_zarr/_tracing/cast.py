@@ -32,6 +32,11 @@ class CastArray:
     def stored_bytes(self) -> int:
         return self.array.stored_bytes()
 
+    def for_workers(self) -> "CastArray":
+        """The form in which the array is sent to other processes."""
+        self.array.for_workers()
+        return self
+
     def check_writable(self) -> None:
         raise errors.ReadOnlyStoreError(
             f"the array at {self.path!r} holds {self.array.dtype} and was opened with "
