@@ -1,4 +1,4 @@
-"""`explain`: the passes that a computation takes, as text."""
+"""`explain`: the passes that a computation takes, as text and as a picture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jask_zarr._picture import Block, svg
 from jask_zarr._plan import Plan
 from jask_zarr._plan.labels import Index
 from jask_zarr._plan.plan import Destination, Pass, Result
@@ -30,7 +31,8 @@ def explain(x: DiskArray | Callable[..., Any], *args: Any, **kwargs: Any) -> Exp
     -------
     Explanation
         Prints as text: for each pass its loops and tiles, what it reads, yields and keeps, the bytes moved, the
-        projected peak memory in bytes, and why a value had to be kept between passes. Its ``plan`` is the frozen plan.
+        projected peak memory in bytes, and why a value had to be kept between passes. A notebook draws it; ``svg()``
+        gives that picture. Its ``plan`` is the frozen plan.
 
     Examples
     --------
@@ -56,6 +58,38 @@ class Explanation:
 
     __repr__ = __str__
 
+    def svg(self) -> str:
+        """The same as a picture: passes from top to bottom, between what they read and what they yield.
+
+        Examples
+        --------
+        >>> import jask_zarr as jz
+        >>> jz.explain(jz.ones((4, 4)) + 1).svg()[:4]
+        '<svg'
+        """
+        return svg([_block(self.plan, number, p) for number, p in enumerate(self.plan.passes, 1)])
+
+    _repr_svg_ = svg
+
+
+def _block(plan: Plan, number: int, p: Pass) -> Block:
+    computed = [f"{name} {times}×" if times > 1 else name for name, times in _operations(p).items()]
+    loops = [f"{loop.size} by {loop.tile}: {loop.count} tiles" for loop in p.loops]
+    memory = f"{size(p.tiling.traffic)} in, peak {size(p.tiling.resident)}"
+    title = f"pass {number}: {p.tiles} tiles, {p.tiling.workers} at a time"
+    return Block(
+        (title, *loops, *computed, memory),
+        tuple((_source(plan, stream), _stream(plan, stream)) for stream in p.streams),
+        tuple(_yielded(plan, result, d) for result in p.results for d in result.destinations),
+    )
+
+
+def _yielded(plan: Plan, result: Result, destination: Destination) -> tuple[str, str]:
+    place = "on disk" if destination.on_disk else "in memory"
+    what = "output" if destination.kind == "output" else "kept value"
+    how = f", by {result.combine}" if result.combine is not None else ""
+    return f"{what} {destination.number} {place}{how}", _aval(plan, result.version[0])
+
 
 def _describe(plan: Plan) -> Iterator[str]:
     count = len(plan.passes)
@@ -74,7 +108,7 @@ def _describe_pass(plan: Plan, p: Pass) -> Iterator[str]:
     for loop in p.loops:
         yield f"loop {names[loop.label]}: {loop.size} by {loop.tile}, {loop.count} tiles"
     for stream in p.streams:
-        yield f"read {_name(plan, stream)}, {size(stream.nbytes)}"
+        yield f"read {_source(plan, stream)}: {_stream(plan, stream)}, {size(stream.nbytes)}"
     for operation, times in _operations(p).items():
         yield f"compute {operation}" + (f" {times} times" if times > 1 else "")
     for result in p.results:
@@ -82,11 +116,13 @@ def _describe_pass(plan: Plan, p: Pass) -> Iterator[str]:
     yield f"moves {size(p.tiling.traffic)} in, peak {size(p.tiling.resident)}"
 
 
-def _name(plan: Plan, stream: Stream) -> str:
-    value = stream.version[0]
-    inputs = plan.program.inputs
-    source = f"input {inputs.index(value)}" if value in inputs else f"kept value {value}"
-    return f"{source}: {_aval(plan, value)} in chunks of {_shape(stream.chunks)}"
+def _source(plan: Plan, stream: Stream) -> str:
+    value, inputs = stream.version[0], plan.program.inputs
+    return f"input {inputs.index(value)}" if value in inputs else f"kept value {value}"
+
+
+def _stream(plan: Plan, stream: Stream) -> str:
+    return f"{_aval(plan, stream.version[0])} in chunks of {_shape(stream.chunks)}"
 
 
 def _operations(p: Pass) -> dict[str, int]:
