@@ -9,6 +9,7 @@ from typing import Any
 
 from jask_zarr._picture import Block, svg
 from jask_zarr._plan import Plan
+from jask_zarr._plan.chains import Chain, chains
 from jask_zarr._plan.labels import Index
 from jask_zarr._plan.plan import Destination, Pass, Result
 from jask_zarr._plan.tiles import Stream
@@ -101,6 +102,24 @@ def _describe(plan: Plan) -> Iterator[str]:
         yield ""
         yield f"pass {number} of {count}: {p.tiles} {'tile' if p.tiles == 1 else 'tiles'}, {p.tiling.workers} at a time"
         yield from (f"  {line}" for line in _describe_pass(plan, p))
+    for chain in chains(plan.program):
+        yield ""
+        yield _describe_chain(plan, chain)
+
+
+def _describe_chain(plan: Plan, chain: Chain) -> str:
+    first, second, last = (_operand(plan, value) for value in chain.operands)
+    one, other = (_operand(plan, value) for value in chain.other_first)
+    return (
+        f"chain of contractions, {first} with {second} and then with {last}: {size(chain.flops, 'FLOP')} as written; "
+        f"{size(chain.other_flops, 'FLOP')} with {one} and {other} contracted first"
+    )
+
+
+def _operand(plan: Plan, value: int) -> str:
+    inputs = plan.program.inputs
+    name = f"input {inputs.index(value)}" if value in inputs else f"value {value}"
+    return f"{name} ({_aval(plan, value)})"
 
 
 def _describe_pass(plan: Plan, p: Pass) -> Iterator[str]:
@@ -163,9 +182,9 @@ def _shape(shape: Sequence[int]) -> str:
     return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
 
 
-def size(nbytes: int) -> str:
-    """Bytes in decimal units, as `set_memory_budget` takes them."""
-    if nbytes < 1000:
-        return f"{nbytes} B"
-    power = min(int(math.log10(nbytes) // 3), 5)
-    return f"{nbytes / 1000**power:.1f} {'kMGTP'[power - 1]}B"
+def size(number: int, unit: str = "B") -> str:
+    """Bytes in decimal units, as `set_memory_budget` takes them; or a number of something else."""
+    if number < 1000:
+        return f"{number} {unit}"
+    power = min(int(math.log10(number) // 3), 5)
+    return f"{number / 1000**power:.1f} {'kMGTP'[power - 1]}{unit}"
