@@ -7,7 +7,7 @@ value never share a label (``a + a.T`` reads `a` twice, at (i, j) and at (j, i))
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,10 +20,21 @@ class Origin(NamedTuple):
     sign: int = 1
 
 
+class Rows(NamedTuple):
+    """Row numbers known only at run time, shape (n, 1), clamped to ``[0, limit]``; where a tile reads them."""
+
+    value: int
+    limit: int
+    offset: int
+    origins: tuple[Origin, ...]
+    rows: Rows | None
+
+
 class Axis(NamedTuple):
     """Tile ``[start, stop)`` of a label covers ``(stop - start) * scale // divisor + extra`` elements of a dim.
 
     They begin at ``start * scale // divisor + offset``, plus the run-time origins. `extra` is the halo of a window.
+    With `rows` they do not follow each other: these positions are of row numbers, and offset and origins come on top.
     """
 
     label: int
@@ -32,10 +43,21 @@ class Axis(NamedTuple):
     divisor: int = 1
     origins: tuple[Origin, ...] = ()
     extra: int = 0
+    rows: Rows | None = None
 
     @property
     def plain(self) -> bool:
-        return self[1:] == (0, 1, 1, (), 0)
+        return self[1:] == Axis(0)[1:]
+
+    def looked_up(self, value: int, limit: int) -> Axis:
+        """The axis of what is looked up by row numbers that are read along this one."""
+        return self._replace(offset=0, origins=(), rows=Rows(value, limit, self.offset, self.origins, self.rows))
+
+    @property
+    def of_rows(self) -> Axis:
+        """The axis along which the row numbers are read."""
+        rows = self.rows
+        return self if rows is None else self._replace(offset=rows.offset, origins=rows.origins, rows=rows.rows)
 
     def length(self, size: int) -> int:
         """Elements of the dim that a tile of `size` covers."""
@@ -119,3 +141,11 @@ class Labels:
 def axes(index: Index) -> tuple[Axis, ...]:
     """The streamed dims of an index."""
     return tuple(axis for axis in index if axis is not None)
+
+
+def chain(axis: Axis) -> Iterator[Axis]:
+    """An axis, that of the row numbers it goes by, and so on."""
+    yield axis
+    while axis.rows is not None:
+        axis = axis.of_rows
+        yield axis

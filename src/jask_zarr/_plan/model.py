@@ -48,7 +48,7 @@ def span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:
     """Bytes that one walk along an index covers: a slice reads less than the whole array."""
     result = program.nbytes(value) // max(1, math.prod(program.shape(value)))
     for n, axis in zip(program.shape(value), index, strict=True):
-        result *= n if axis is None else axis.length(swept.sizes[axis.label])
+        result *= n if axis is None or axis.rows else axis.length(swept.sizes[axis.label])
     return result
 
 

@@ -226,6 +226,8 @@ class _Planner:
         fixed += sum(
             self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept
         )
+        # Rows are looked up in several chunks at a time.
+        fixed += max((2 * self.workers * s.chunk_bytes for s in reads if any(a.rows for a in axes(s.index))), default=0)
         return Model(
             swept.sizes,
             swept.multiples,
@@ -259,6 +261,9 @@ class _Planner:
         for value in swept.origins:
             if value not in self.program.inputs and value not in self.program.constants:
                 yield value, "a slice starts at it"
+        for value in swept.rows:
+            if value not in self.program.inputs and value not in self.program.constants:
+                yield value, "rows are looked up by it"
         for step in swept.steps:
             value = step.result[0]
             if value in group.targets and value in self.kept:

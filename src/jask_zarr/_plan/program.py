@@ -23,6 +23,7 @@ from jax import lax
 from jax.extend import core
 
 from jask_zarr import _compat
+from jask_zarr._plan.flat import flat_gather, is_many_dimensional
 from jask_zarr._plan.fold import fold_transposes
 
 LARGE = 1 << 18
@@ -142,6 +143,8 @@ class _Builder:
                 outputs = self.unroll(equation, operands, outermost)
             elif self.selects(equation, operands):
                 outputs = self.select(equation, operands, outermost)
+            elif is_many_dimensional(equation):
+                outputs = self.traced(flat_gather(equation), operands, outermost)
             else:
                 outputs = self.apply(equation, operands, outermost)
             names.update(zip(equation.outvars, outputs, strict=True))

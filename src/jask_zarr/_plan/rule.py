@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index, Labels
 from jask_zarr._plan.program import Equation
@@ -39,6 +37,7 @@ class Tile(Protocol):
 
     def shape(self, shape: Sequence[int], index: Index) -> tuple[int, ...]: ...
     def start(self, axis: Axis) -> jax.Array: ...
+    def positions(self, axis: Axis) -> jax.Array: ...
     def spans(self, label: int) -> bool: ...
     def label_start(self, label: int) -> jax.Array: ...
 
@@ -79,11 +78,6 @@ def fresh(size: int, labels: Labels) -> Axis | None:
 
 def bind(equation: Equation, operands: Arrays, **changes: Any) -> Any:
     return equation.primitive.bind(*operands, **{**equation.params, **changes})
-
-
-def positions(tile: Tile, axis: Axis, length: int) -> jax.Array:
-    """Element numbers that a tile covers along a dim."""
-    return tile.start(axis) + lax.iota(jnp.int64, length)
 
 
 def along(vector: jax.Array, dim: int, rank: int) -> jax.Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from jask_zarr._plan import rules_layout as layout
 from jask_zarr._plan import rules_random as random
 from jask_zarr._plan import rules_reduce as reduce
+from jask_zarr._plan import rules_rows as rows
 from jask_zarr._plan import rules_window as window
 from jask_zarr._plan.program import Equation
 from jask_zarr._plan.rule import (
@@ -66,10 +67,10 @@ RULES: dict[str, Rule] = {
     "argmax": reduce.reduction("argmax"),
     "argmin": reduce.reduction("argmin"),
     "dot_general": Rule(reduce.access_dot, reduce.evaluate_dot, "add", fuses=False),
-    "gather": Rule(reduce.access_gather, reduce.evaluate_gather, "add", fuses=False),
-    "scatter-add": Rule(reduce.access_scatter_add, reduce.evaluate_scatter_add, "add", fuses=False),
+    "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False),
+    "scatter-add": Rule(rows.access_scatter_add, rows.evaluate_scatter_add, "add", fuses=False),
     **{name: batched(lambda e: (e.params["axis"],)) for name in SCANS},
-    **dict.fromkeys(SCATTERS, Rule(reduce.access_scatter, reduce.evaluate_scatter, fuses=False)),
+    **dict.fromkeys(SCATTERS, Rule(rows.access_scatter, rows.evaluate_scatter, fuses=False)),
     **dict.fromkeys(MATRICES, Rule(leading_batch(2), evaluate_source, fuses=False)),
     **dict.fromkeys(WINDOWS, Rule(window.access_reduce_window, window.evaluate_reduce_window, fuses=False)),
     "conv_general_dilated": Rule(window.access_conv, window.evaluate_conv, "add", fuses=False),

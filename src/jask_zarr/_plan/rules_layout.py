@@ -15,7 +15,7 @@ from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index, Labels, Origin
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, out_shape, positions, shapes, whole
+from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, out_shape, shapes, whole
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ def shift(axis: Axis | None, start: int, stride: int = 1) -> tuple[Axis | None, 
         return None, True
     if stride == 1:
         return axis._replace(offset=axis.offset + start), True
-    if axis.divisor != 1 or axis.origins:
+    if axis.divisor != 1 or axis.origins or axis.rows:
         return None, False
     moved = axis._replace(offset=axis.offset * stride + start, scale=axis.scale * stride, extra=axis.extra * stride)
     return moved, True
@@ -173,7 +173,7 @@ def evaluate_concatenate(equation: Equation, slot: int, access: Access, tile: Ti
     if axis is None:
         return lax.concatenate(operands, d)
     result, begin = operands[0], shapes(equation)[0][d]
-    at = along(positions(tile, axis, result.shape[d]), d, result.ndim)
+    at = along(tile.positions(axis), d, result.ndim)
     for operand, shape in zip(operands[1:], shapes(equation)[1:], strict=True):
         result = jnp.where(at >= begin, operand, result)
         begin += shape[d]
@@ -210,7 +210,7 @@ def evaluate_pad(equation: Equation, slot: int, access: Access, tile: Tile, oper
     result = lax.pad(result, value, config)
     for d, (axis, (low, high, _)) in enumerate(zip(access.computed, equation.params["padding_config"], strict=True)):
         if axis is not None and (low, high) != (0, 0):
-            at = along(positions(tile, axis, result.shape[d]), d, result.ndim)
+            at = along(tile.positions(axis), d, result.ndim)
             inside = (at >= low) & (at < low + shapes(equation)[0][d])
             result = jnp.where(inside, result, value)
     return result
@@ -224,7 +224,7 @@ def evaluate_iota(equation: Equation, slot: int, access: Access, tile: Tile, ope
     d, dtype = equation.params["dimension"], equation.params["dtype"]
     shape = tile.shape(out_shape(equation), access.computed)
     axis = access.computed[d]
-    values = lax.iota(jnp.int64, shape[d]) if axis is None else positions(tile, axis, shape[d])
+    values = lax.iota(jnp.int64, shape[d]) if axis is None else tile.positions(axis)
     return lax.broadcast_in_dim(values.astype(dtype), shape, (d,))
 
 
@@ -273,7 +273,7 @@ def evaluate_dynamic_update_slice(
         if before[d] == patch[d]:
             continue
         start = jnp.clip(starts[d].astype(jnp.int64), 0, before[d] - patch[d])
-        at = lax.iota(jnp.int64, base.shape[d]) if axis is None else positions(tile, axis, base.shape[d])
+        at = lax.iota(jnp.int64, base.shape[d]) if axis is None else tile.positions(axis)
         if access.operands[1][d] is None:
             update = jnp.take(update, at - start, axis=d, mode="clip")
         inside &= along((at >= start) & (at < start + patch[d]), d, base.ndim)

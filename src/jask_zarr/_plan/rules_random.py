@@ -9,7 +9,7 @@ from jax.extend.random import threefry2x32_p
 
 from jask_zarr._plan.labels import Index, Labels
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, evaluate_source, out_shape, positions, whole
+from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, evaluate_source, out_shape, whole
 
 
 def counts_elements(equation: Equation) -> bool:
@@ -45,7 +45,7 @@ def _numbers(equation: Equation, access: Access, tile: Tile) -> jax.Array:
     stride = 1
     for d in reversed(range(len(shape))):
         axis = access.computed[d]
-        at = lax.iota(jnp.int64, extent[d]) if axis is None else positions(tile, axis, extent[d])
+        at = lax.iota(jnp.int64, extent[d]) if axis is None else tile.positions(axis)
         number = number + along(at.astype(jnp.uint64), d, len(shape)) * jnp.uint64(stride)
         stride *= shape[d]
     return number

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from jask_zarr._plan.labels import Axis, Index, Labels, axes
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import Access, Arrays, Tile, along, bind, fresh, positions, shapes
+from jask_zarr._plan.rule import Access, Arrays, Tile, along, bind, fresh, shapes
 
 
 def halo(axis: Axis | None, window: int, stride: int, low: int, dilation: int, base: int) -> Axis | None:
     """The operand axis of windows that begin at ``stride * i - low``; None if the dim must be whole."""
-    if axis is None or base != 1 or axis.divisor != 1 or axis.origins:
+    if axis is None or base != 1 or axis.divisor != 1 or axis.origins or axis.rows:
         return None
     reach = (window - 1) * dilation + 1
     return axis._replace(
@@ -30,7 +30,7 @@ def padded(tile: Tile, operand: jax.Array, axis: Axis | None, dim: int, size: in
     """The operand's tile with `value` where it reaches beyond the operand."""
     if axis is None:
         return operand
-    at = positions(tile, axis, operand.shape[dim])
+    at = tile.positions(axis)
     inside = along((at >= 0) & (at < size), dim, operand.ndim)
     return jnp.where(inside, operand, jnp.asarray(value, operand.dtype))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jask_zarr._plan.labels import Index, Labels, Origin, axes
+from jask_zarr._plan.labels import Axis, Index, Labels, axes, chain
 from jask_zarr._plan.program import Equation, Program
 from jask_zarr._plan.rule import Access, Rule, fresh
 from jask_zarr._plan.rules import rule_for
@@ -52,6 +52,8 @@ class Sweep:
     """The labels that a version depends on, its own and those reduced on the way."""
     origins: frozenset[int]
     """Values that must be known before the pass begins, because a read starts at them."""
+    rows: frozenset[int]
+    """Values that must be known before the pass begins, because what is read are the rows of these numbers."""
 
 
 def sweep(program: Program, targets: Sequence[int], cuts: Collection[int]) -> Sweep:
@@ -113,7 +115,8 @@ class _Sweeper:
             {root: self.labels.sizes[root] for root in sorted(roots)},
             {root: self.labels.multiples[root] for root in sorted(roots)},
             _depends(ordered, reads, indices),
-            frozenset(o.value for o in _origins(indices)),
+            frozenset(origin.value for axis in _chained(indices) for origin in axis.origins),
+            frozenset(axis.rows.value for axis in _chained(indices) if axis.rows is not None),
         )
 
     def representatives(self) -> dict[Version, Version]:
@@ -132,8 +135,8 @@ class _Sweeper:
         return Access(tuple(canonical(i) for i in access.operands), canonical(access.computed), reduced)
 
 
-def _origins(indices: dict[Version, Index]) -> list[Origin]:
-    return [origin for index in indices.values() for axis in axes(index) for origin in axis.origins]
+def _chained(indices: dict[Version, Index]) -> list[Axis]:
+    return [each for index in indices.values() for axis in axes(index) for each in chain(axis)]
 
 
 def _depends(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jask_zarr._plan.labels import Axis, Index
+from jask_zarr._plan.labels import Axis, Index, axes, chain
 from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.sweep import Step, Sweep, Version
 
@@ -29,6 +29,8 @@ class TileOf:
     sizes: dict[int, int]
     starts: dict[int, jax.Array]
     origins: dict[int, jax.Array]
+    tiles: dict[Version, jax.Array]
+    """What has been read or computed."""
 
     def shape(self, shape: Sequence[int], index: Index) -> tuple[int, ...]:
         return tuple(n if a is None else a.length(self.sizes[a.label]) for n, a in zip(shape, index, strict=True))
@@ -41,6 +43,17 @@ class TileOf:
         for origin in axis.origins:
             begin = begin + origin.sign * jnp.clip(self.origins[origin.value].astype(jnp.int64), 0, origin.limit)
         return begin
+
+    def positions(self, axis: Axis) -> jax.Array:
+        """Element numbers that the tile covers along a dim."""
+        if axis.rows is None:
+            return self.start(axis) + lax.iota(jnp.int64, axis.length(self.sizes[axis.label]))
+        rows = self._rows(axis.rows.value, axis.of_rows).astype(jnp.int64)
+        return jnp.clip(rows, 0, axis.rows.limit) + self.start(axis._replace(scale=0))
+
+    def _rows(self, value: int, axis: Axis) -> jax.Array:
+        version = next(v for v in self.tiles if v[0] == value and self.sweep.indices[v] == (axis, None))
+        return self.tiles[version][:, 0]
 
     def spans(self, label: int) -> bool:
         return self.sizes[label] == self.sweep.sizes[label]
@@ -58,10 +71,10 @@ class TileOf:
             return array
         if array.shape[d] == 0:  # every element is masked later
             return jnp.zeros((*array.shape[:d], length, *array.shape[d + 1 :]), array.dtype)
-        inside = axis.offset >= 0 and not axis.origins and axis.begin(self.sweep.sizes[axis.label]) <= array.shape[d]
-        if inside:
+        affine = axis.offset >= 0 and not axis.origins and axis.rows is None
+        if affine and axis.begin(self.sweep.sizes[axis.label]) <= array.shape[d]:
             return lax.dynamic_slice_in_dim(array, self.start(axis), length, d)
-        return jnp.take(array, self.start(axis) + lax.iota(jnp.int64, length), axis=d, mode="clip")
+        return jnp.take(array, self.positions(axis), axis=d, mode="clip")
 
 
 def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ...]]:
@@ -75,18 +88,18 @@ def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ..
     def compute(
         starts: jax.Array, origins: Sequence[Any], streams: Sequence[Any], memory: Sequence[Any]
     ) -> tuple[Any, ...]:
+        tiles: dict[Version, jax.Array] = {s.version: t for s, t in zip(p.streams, streams, strict=True)}
         tile = TileOf(
             p.sweep,
             sizes,
             {loop.label: starts[n] for n, loop in enumerate(p.loops)},
             dict(zip(p.origins, origins, strict=True)),
+            tiles,
         )
-        tiles: dict[Version, jax.Array] = {s.version: t for s, t in zip(p.streams, streams, strict=True)}
         held = iter(memory)
-        for version in p.memory:
-            array = small[version[0]] if version[0] in small else next(held)
-            array = jnp.asarray(array) if not isinstance(array, jax.Array) else array
-            index = p.sweep.indices[version]
+        arrays = {v: small[v[0]] if v[0] in small else next(held) for v in p.memory}
+        for version in sorted(arrays, key=lambda v: _lookups(p.sweep.indices[v])):
+            index, array = p.sweep.indices[version], jnp.asarray(arrays[version])
             tiles[version] = tile.cut(array, index, (None,) * len(index))
         partials = {r.version: r.combine for r in p.results if r.combine is not None}
         consumed = {v for step in p.sweep.steps for v in step.operands}
@@ -99,6 +112,11 @@ def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ..
         return tuple(results.get(r.version, tiles.get(r.version)) for r in p.results)
 
     return compute
+
+
+def _lookups(index: Index) -> int:
+    """How often row numbers are looked up on the way: those that go by others come after these."""
+    return max((len([*chain(axis)]) for axis in axes(index)), default=0)
 
 
 def small_constants(p: Pass) -> dict[int, Any]:

@@ -38,7 +38,7 @@ class Footprint:
 
 def footprint(shape: Sequence[int], dtype: object, index: Index) -> Footprint:
     whole = math.prod(n for n, axis in zip(shape, index, strict=True) if axis is None)
-    streamed = (axis._replace(offset=0, origins=()) for axis in axes(index))
+    streamed = (axis._replace(offset=0, origins=(), rows=None) for axis in axes(index))
     return Footprint(itemsize(dtype) * whole, tuple(sorted(streamed)))
 
 
@@ -161,7 +161,7 @@ class Model:
             last = max((n for n, label in enumerate(order) if label in own), default=-1)
             again = [label for label in order[: last + 1] if label not in own]
             times = math.prod(self.count(label, sizes) for label in again)
-            result += stream.nbytes * times * redecoded(stream, sizes, order) // 16
+            result += stream.nbytes * times * redecoded(stream, self.sizes, sizes, order) // 16
         return result
 
     def cost(self, sizes: Sizes) -> int:
@@ -183,15 +183,18 @@ def chunk_units(stream: Stream, label: int) -> list[int]:
     return [
         _steps(axis, min(chunk, n))
         for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True)
-        if axis is not None and axis.label == label
+        if axis is not None and axis.label == label and axis.rows is None
     ]
 
 
-def redecoded(stream: Stream, sizes: Sizes, cut: Sequence[int]) -> int:
-    """How often a chunk is decoded, in sixteenths: once if tiles are whole chunks."""
+def redecoded(stream: Stream, full: Sizes, sizes: Sizes, cut: Sequence[int]) -> int:
+    """How often a chunk is decoded, in sixteenths: once if tiles are whole chunks; each row may be in another chunk."""
     times = 16
     for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
-        if axis is not None and axis.label in cut:
+        if axis is not None and axis.rows is not None:
+            tiles = -(-full[axis.label] // sizes[axis.label])
+            times = max(1, times * tiles * min(n, axis.length(sizes[axis.label]) * chunk) // n)
+        elif axis is not None and axis.label in cut:
             length = axis.length(sizes[axis.label])
             chunk = min(chunk, n)
             if length % chunk:

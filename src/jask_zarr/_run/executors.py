@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 from jask_zarr import _config
 
 _pool: ThreadPoolExecutor | None = None
+_leaves: ThreadPoolExecutor | None = None
 
 
 def here() -> Executor:
@@ -33,9 +34,20 @@ def elsewhere() -> Any:
     return None if isinstance(chosen, ThreadPoolExecutor) else chosen
 
 
+def in_leaves(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Make all calls, in threads that wait for no others: a tile's task may use them."""
+    global _leaves
+    if _leaves is None:
+        _leaves = ThreadPoolExecutor(_config.threads(), thread_name_prefix="jask_zarr-leaf")
+    running = [_leaves.submit(function, *arguments) for arguments in calls]
+    wait(running)
+    for future in running:
+        future.result()
+
+
 def _forget_pool() -> None:
-    global _pool
-    _pool = None
+    global _pool, _leaves
+    _pool = _leaves = None
 
 
 os.register_at_fork(after_in_child=_forget_pool)

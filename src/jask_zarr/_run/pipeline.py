@@ -160,7 +160,9 @@ class _PassRun:
     def _task(self, tile: Tile) -> Task:
         p = self.pass_
         starts = np.array([tile.starts[loop.label] for loop in p.loops], np.int64)
-        boxes = tuple((tile.start(s.index, self.origins), tile.extent(s.shape, s.index)) for s in p.streams)
+        boxes = tuple(
+            (tile.places(s.index, self.origins, self._value), tile.extent(s.shape, s.index)) for s in p.streams
+        )
         return Task(self.shared.form.shape(tile), starts, boxes, tuple(self._target(tile, r) for r in p.results))
 
     def _target(self, tile: Tile, result: Result) -> tuple[int, ...] | None:

@@ -10,9 +10,11 @@ import jax
 import numpy as np
 
 from jask_zarr._run.buffers import BufferPool
+from jask_zarr._run.rows import Place, read_listed
+from jask_zarr._run.tile import Listed
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Start and shape."""
+Box = tuple[tuple[Place, ...], tuple[int, ...]]
+"""Where it begins along each dim, or its positions there; and its shape."""
 
 
 class SharedRead:
@@ -38,9 +40,9 @@ class SharedRead:
             return self.arrays[device]
 
     def _read(self) -> np.ndarray:
-        start, shape = self.box
+        places, shape = self.box
         buffer = self.pool.take(shape, self.source.dtype)
-        read_padded(self.source, start, buffer)
+        read(self.source, places, buffer, self.pool)
         return buffer
 
     def keep_if_part_of(self, result: Any) -> None:
@@ -70,6 +72,15 @@ class Reader:
         if last is None or last.box != box:
             self._last[number] = last = SharedRead(self.sources[number], box, self.pool)
         return last
+
+
+def read(source: Any, places: tuple[Place, ...], buffer: np.ndarray, pool: BufferPool) -> None:
+    """Read a box."""
+    start = tuple(place for place in places if not isinstance(place, Listed))
+    if len(start) == len(places):
+        read_padded(source, start, buffer)
+    else:
+        read_listed(source, places, buffer, pool)
 
 
 def read_padded(source: Any, start: tuple[int, ...], buffer: np.ndarray) -> None:

@@ -1,0 +1,63 @@
+"""Reads boxes with listed positions: each chunk that holds any of them is decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jask_zarr._run.buffers import BufferPool
+from jask_zarr._run.executors import in_leaves
+from jask_zarr._run.tile import Listed
+
+Place = int | Listed
+
+
+class _Piece(NamedTuple):
+    """Part of a dim that lies in one chunk: where it is stored, and where it goes."""
+
+    start: int
+    stop: int
+    target: slice | np.ndarray
+    taken: np.ndarray | None
+    """Which of the elements stored there; None for all."""
+
+
+def read_listed(source: Any, places: Sequence[Place], buffer: np.ndarray, pool: BufferPool) -> None:
+    """Read a box; what lies outside the array is arbitrary."""
+    dims = zip(places, buffer.shape, source.shape, source.chunks, strict=True)
+    pieces = [[*(_listed(p, n, c) if isinstance(p, Listed) else _running(p, k, n, c))] for p, k, n, c in dims]
+    in_leaves(lambda *box: _read_piece(source, box, buffer, pool), product(*pieces))
+
+
+def _running(start: int, length: int, size: int, chunk: int) -> Iterator[_Piece]:
+    for first in range(max(start, 0) // chunk * chunk, min(start + length, size), chunk):
+        a, b = max(first, start, 0), min(first + chunk, start + length, size)
+        yield _Piece(a, b, slice(a - start, b - start), None)
+
+
+def _listed(place: Listed, size: int, chunk: int) -> Iterator[_Piece]:
+    positions = np.clip(place.positions, 0, size - 1)
+    order = np.argsort(positions, kind="stable")
+    cuts = np.flatnonzero(np.diff(positions[order] // chunk)) + 1
+    for where in np.split(order, cuts):
+        first = int(positions[where[0]]) // chunk * chunk
+        yield _Piece(first, min(first + chunk, size), where, positions[where] - first)
+
+
+def _read_piece(source: Any, box: Sequence[_Piece], buffer: np.ndarray, pool: BufferPool) -> None:
+    part = stored = pool.take([p.stop - p.start for p in box], source.dtype)
+    source.read_box(tuple(p.start for p in box), tuple(p.stop for p in box), out=stored)
+    for d, piece in enumerate(box):
+        if piece.taken is not None:
+            part = np.take(part, piece.taken, axis=d)
+    buffer[_target(box, buffer.shape)] = part
+    pool.give(stored)
+
+
+def _target(box: Sequence[_Piece], shape: Sequence[int]) -> tuple[Any, ...]:
+    if sum(p.taken is not None for p in box) == 1:
+        return tuple(p.target for p in box)
+    return np.ix_(*(np.arange(n)[p.target] for p, n in zip(box, shape, strict=True)))
