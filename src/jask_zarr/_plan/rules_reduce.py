@@ -6,11 +6,11 @@ Each dim that ends gets a fresh label. If that label is cut into tiles, one tile
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from jask_zarr._plan.labels import Axis, Index, Labels, axes
 from jask_zarr._plan.program import Equation
 from jask_zarr._plan.rule import Access, Arrays, Rule, Tile, bind, fresh, shapes
+from jask_zarr._plan.wider import wider_inexact
 
 # --- reductions -------------------------------------------------------------------------------------------------------
 
@@ -32,12 +32,13 @@ def evaluate_reduce(equation: Equation, slot: int, access: Access, tile: Tile, o
     return bind(equation, operands, **changes)
 
 
-def evaluate_sum(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
-    """Float sums are taken in the wider type, also those that end within a tile."""
+def evaluate_wider(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
+    """Sums and products are taken in the wider type, also those that end within a tile."""
     (operand,) = operands
-    if not jnp.issubdtype(operand.dtype, jnp.floating):
+    wide = wider_inexact(operand.dtype)
+    if wide is None:
         return evaluate_reduce(equation, slot, access, tile, operands)
-    return evaluate_reduce(equation, slot, access, tile, (operand.astype(jnp.float64),)).astype(operand.dtype)
+    return evaluate_reduce(equation, slot, access, tile, (operand.astype(wide),)).astype(operand.dtype)
 
 
 def reduction(combine: str) -> Rule:

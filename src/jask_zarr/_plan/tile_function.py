@@ -17,6 +17,7 @@ from jax import lax
 from jask_zarr._plan.labels import Axis, Index, axes, chain
 from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.sweep import Step, Sweep, Version
+from jask_zarr._plan.wider import wider
 
 SMALL_CONSTANT = 1 << 16
 
@@ -144,22 +145,11 @@ def _partial(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
     return _evaluate(step, tile, tiles)
 
 
-def wide(dtype: Any) -> Any:
-    """The type in which partial sums and products of `dtype` are taken."""
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return jnp.complex128
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.float64
-    if jnp.issubdtype(dtype, jnp.unsignedinteger):
-        return jnp.uint64
-    return jnp.int64
-
-
 def _wide_reduction(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
     (operand,) = _operands(step, tiles)
     reduce = jnp.sum if step.rule.combine == "sum" else jnp.prod
     axes = step.equation.params["axes"]
-    result = reduce(operand.astype(wide(operand.dtype)), axis=axes)
+    result = reduce(operand.astype(wider(operand.dtype)), axis=axes)
     if jnp.issubdtype(operand.dtype, jnp.integer):
         return result, reduce(operand.astype(jnp.float64), axis=axes)
     return result

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from jask_zarr._plan.wider import wider_inexact
 from jask_zarr.errors import IntegerOverflowError
 
 UFUNCS: dict[str, Any] = {
@@ -25,7 +25,7 @@ def first(combine: str, partial: Any) -> Any:
     """The accumulator that the first partial result begins."""
     if isinstance(partial, tuple):
         return tuple(np.array(p) for p in partial)
-    return np.array(partial, dtype=_wide(partial.dtype) if combine == "add" else partial.dtype)
+    return np.array(partial, dtype=(combine == "add" and wider_inexact(partial.dtype)) or partial.dtype)
 
 
 def merge(combine: str, total: Any, partial: Any) -> Any:
@@ -51,12 +51,6 @@ def finish(combine: str, total: Any, dtype: Any) -> np.ndarray:
         total = total[0]
     with np.errstate(all="ignore"):
         return np.asarray(total).astype(dtype)
-
-
-def _wide(dtype: np.dtype) -> Any:
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return np.complex128
-    return np.float64 if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def _merge_arg(combine: str, total: Any, partial: Any) -> Any:
