@@ -452,14 +452,60 @@ def test_a_billion_chunks_cost_nothing_to_open_and_a_part_is_read(tmp_path):
         array.to_numpy()
 
 
-def test_chunks_of_unequal_size_are_read_or_refused(tmp_path):
-    document = {"chunk_shapes": [[3, 3, 4]], "kind": "inline"}
-    create(tmp_path / "a", np.arange(10, dtype="f4"), chunks=(10,))
-    metadata = json.loads((tmp_path / "a/zarr.json").read_text())
-    metadata["chunk_grid"] = {"name": "rectilinear", "configuration": document}
-    (tmp_path / "a/zarr.json").write_text(json.dumps(metadata))
-    with pytest.raises(errors.NotAnArrayError):
+READS_UNEQUAL = hasattr(zarr.Array, "read_chunk_sizes")
+ROWS, COLUMNS = [3, 1, 3], [4, 1]
+
+
+def unequal(path, dtype="<f4"):
+    """Chunks of several sizes; the document and the chunks are laid out here."""
+    values = GRID.astype(dtype)
+    create(path, values, serializer=BytesCodec(), compressors=None, written=[])
+    document = json.loads((path / "zarr.json").read_text())
+    grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [ROWS, COLUMNS]}}
+    (path / "zarr.json").write_text(json.dumps(document | {"chunk_grid": grid}))
+    for i, j in np.ndindex(len(ROWS), len(COLUMNS)):
+        rows, columns = (slice(sum(s[:k]), sum(s[: k + 1])) for s, k in ((ROWS, i), (COLUMNS, j)))
+        (path / f"c/{i}").mkdir(parents=True, exist_ok=True)
+        (path / f"c/{i}/{j}").write_bytes(values[rows, columns].tobytes())
+    return values
+
+
+def test_chunks_of_unequal_size_are_refused_with_the_remedy(tmp_path):
+    unequal(tmp_path / "a")
+    with pytest.raises(errors.NotAnArrayError, match=r"rectilinear_chunks.*chunks of one size"):
         jz.open(tmp_path / "a")
+
+
+@pytest.fixture
+def told_to_read_unequal_chunks():
+    if not READS_UNEQUAL:
+        pytest.skip("this zarr reads no chunks of unequal size")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        yield
+
+
+@pytest.mark.usefixtures("told_to_read_unequal_chunks")
+@pytest.mark.parametrize("dtype", ["<f4", "<i2"])
+def test_chunks_of_unequal_size_are_read_where_zarr_is_told_to(tmp_path, dtype):
+    values = unequal(tmp_path / "a", dtype)
+    array = jz.open(tmp_path / "a")
+    assert array.chunks == (3, 4)
+    np.testing.assert_array_equal(array.to_numpy(), values)
+    np.testing.assert_array_equal(array[2:5, 3:].to_numpy(), values[2:5, 3:])
+    assert float(jz.sum(array * array)) == (values * values).sum()
+    with pytest.raises(errors.ReadOnlyStoreError, match="unequal size"):
+        array.update_(array * 2)
+    saved = array.save(tmp_path / "b", chunks=(2, 2))
+    np.testing.assert_array_equal(by_zarr(tmp_path / "b"), values)
+    np.testing.assert_array_equal(saved.to_numpy(), values)
+
+
+@pytest.mark.usefixtures("told_to_read_unequal_chunks")
+def test_a_damaged_chunk_among_unequal_ones_is_named(tmp_path):
+    unequal(tmp_path / "a")
+    (tmp_path / "a/c/2/1").write_bytes(b"short")
+    with pytest.raises(errors.DamagedChunkError, match=r"Chunk \(2, 1\)"):
+        jz.open(tmp_path / "a").to_numpy()
 
 
 @pytest.mark.parametrize("shards", [None, (1024, 2048)])

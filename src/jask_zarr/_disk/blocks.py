@@ -29,7 +29,7 @@ from ..errors import (
     ShapeMismatchError,
     StaleArrayError,
 )
-from . import atomic, cost, stores
+from . import atomic, cost, grids, stores
 from .dtypes import check_supported, native_dtype
 from .engines import BadChunk, Engine, choose_engine
 from .packing import packing_text
@@ -75,8 +75,8 @@ class BlockedArray:
         self.zarr_array = array
         self.shape: Index = tuple(array.shape)
         self.dtype: np.dtype = native_dtype(array.dtype)
-        self.chunks: Index = tuple(max(c, 1) for c in array.chunks)
-        self.write_chunks: Index = tuple(array.shards) if array.shards else self.chunks
+        self.chunks: Index = grids.chunk_shape(array)
+        self.write_chunks: Index = grids.file_shape(array)
         self.fill_value: Any = _fill_value(array, self.dtype)
         self.mode = mode
         self._place = place
@@ -235,7 +235,8 @@ class BlockedArray:
     def read_only(self) -> bool:
         """Whether nothing can be written."""
         opened: Any = self.zarr_array.store_path
-        return stores.is_read_only(stores.Place(opened.store, opened.path), self.mode)
+        place = stores.Place(opened.store, opened.path)
+        return not grids.is_regular(self.zarr_array) or stores.is_read_only(place, self.mode)
 
     @property
     def codecs(self) -> str:
@@ -379,11 +380,15 @@ class BlockedArray:
     def check_writable(self) -> None:
         """Raise `ReadOnlyStoreError` if nothing can be written."""
         if self.read_only:
-            reason = "was opened with mode='r'" if self.mode == "r" else "cannot be written"
             raise ReadOnlyStoreError(
-                f"The array at {self._place} {reason}; save the new values elsewhere with "
+                f"The array at {self._place} {self._why_read_only()}; save the new values elsewhere with "
                 ".save(path), or open a writable store with mode='r+'."
             )
+
+    def _why_read_only(self) -> str:
+        if not grids.is_regular(self.zarr_array):
+            return "has chunks of unequal size, which are read but not written"
+        return "was opened with mode='r'" if self.mode == "r" else "cannot be written"
 
     def pin(self) -> None:
         """Let any change of the metadata file, even to the same contents, count as another array."""
@@ -433,7 +438,7 @@ def _reopen(store: Any, path: str, mode: str, prefix: str | None) -> BlockedArra
 def _check_sizes(array: zarr.Array, place: stores.Place) -> None:
     if prod(array.shape) * array.dtype.itemsize >= 2**63:
         raise NotAnArrayError(f"The array at {place} claims a shape of {array.shape}, more than can be addressed.")
-    chunks = array.shards or array.chunks
+    chunks = (array.shards or array.chunks) if grids.is_regular(array) else grids.chunk_shape(array)
     if any(n and c < 1 for n, c in zip(array.shape, chunks, strict=True)):
         raise NotAnArrayError(f"The array at {place} has chunks of {chunks}, which cannot make up {array.shape}.")
 
@@ -489,7 +494,7 @@ def _layout_of(array: zarr.Array) -> dict[str, Any]:
 
 
 def _describe(array: zarr.Array) -> str:
-    return f"{array.dtype.name} {array.shape} in chunks of {array.chunks}"
+    return f"{array.dtype.name} {array.shape} in chunks of {grids.chunk_shape(array)}"
 
 
 def _codec_names(metadata: dict[str, Any]) -> str:

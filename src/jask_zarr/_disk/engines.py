@@ -33,6 +33,7 @@ from .._chunks import (
 from .atomic import staged_name
 from .codecs import ChunkCodec, chunk_codec, decompress, thread_buffer
 from .dtypes import storage_dtype
+from .grids import chunks_touching
 
 
 class BadChunk(Exception):
@@ -54,6 +55,10 @@ class Engine(Protocol):
 
     def write(self, start: Index, values: np.ndarray) -> None:
         """Write a box of whole write chunks."""
+        ...
+
+    def moved_to(self, root: Path) -> "Engine":
+        """The same array with its chunks below another directory, nobody reading them yet."""
         ...
 
     def staged_at(self, prefix: str) -> "Engine":
@@ -103,9 +108,7 @@ class ZarrEngine:
         self.array.get_basic_selection(box_slices(start, stop), out=target)
 
     def _find_bad_chunk(self, start: Index, stop: Index) -> BadChunk | None:
-        shape, chunks = self.array.shape, self.array.chunks
-        for index in blocks_touching(start, stop, chunks):
-            a, b = block_box(index, shape, chunks)
+        for index, (a, b) in chunks_touching(self.array, start, stop):
             try:
                 self._read(a, b, np.empty(box_shape(a, b), self.array.dtype))
             except Exception as error:
@@ -116,6 +119,10 @@ class ZarrEngine:
         """See `Engine.write`."""
         stop = tuple(a + n for a, n in zip(start, values.shape, strict=True))
         self.array.set_basic_selection(box_slices(start, stop), _bits(values))
+
+    def moved_to(self, root: Path) -> "ZarrEngine":
+        """See `Engine.moved_to`."""
+        return ZarrEngine(_twin(self.array, StorePath(LocalStore(root), "")))
 
     def staged_at(self, prefix: str) -> "ZarrEngine":
         """See `Engine.staged_at`."""
@@ -283,7 +290,7 @@ class FileEngine:
             raise
 
     def moved_to(self, root: Path) -> "FileEngine":
-        """The same array with its chunks below another directory, nobody reading them yet."""
+        """See `Engine.moved_to`."""
         return replace(self, root=str(root), exposed=False)
 
     def staged_at(self, prefix: str) -> "FileEngine":

@@ -105,8 +105,8 @@ def _explained(place: Place, error: Exception) -> Exception:
         return error
     if "rectilinear" in str(error).lower():
         return NotAnArrayError(
-            f"The array at {place} has chunks of unequal size, which cannot be read; "
-            "rewrite it with chunks of one size."
+            f"The array at {place} has chunks of unequal size. zarr 3.4 and later reads them once it is told "
+            "zarr.config.set({'array.rectilinear_chunks': True}); or rewrite it with chunks of one size."
         )
     document = _metadata(place.directory)
     if isinstance(document, ValueError):
