@@ -19,7 +19,7 @@ from helpers import REFERENCE, in_memory
 from jask_zarr._plan import tiles
 from programs import programs
 
-BATCH = 100
+BATCH = 25
 CLOSE = 2e-5
 """Of the largest element: a hundred roundings of float32."""
 MAGNIFIED = 8
@@ -91,7 +91,7 @@ cases = st.tuples(
 )
 
 
-@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 20))])
+@pytest.mark.parametrize("batch", [0, 1, 2, 3, *(pytest.param(n, marks=pytest.mark.soak) for n in range(4, 80))])
 def test_programs_agree_with_jax(batch):
     @seed(batch)
     @settings(max_examples=BATCH, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -100,4 +100,5 @@ def test_programs_agree_with_jax(batch):
         check(*case)
 
     agrees()
-    jax.clear_caches()
+    if batch % 4 == 3:
+        jax.clear_caches()  # what was compiled for one program is of no use to another
