@@ -2,6 +2,9 @@
 
 import functools
 import http.server
+import signal
+import subprocess
+import sys
 import threading
 
 import jax
@@ -64,12 +67,70 @@ def icechunk_session(_):
     return lambda: session.store
 
 
-WRITABLE = [memory, fsspec_memory, url, fsspec_local, obstore_memory, obstore_local, icechunk_session]
+S3 = """if True:
+    import sys
+    import boto3
+    from moto.server import ThreadedMotoServer
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    client = boto3.client("s3", "us-east-1", endpoint_url=address, aws_access_key_id="id", aws_secret_access_key="key")
+    client.create_bucket(Bucket="bucket")
+    print(address, flush=True)
+    sys.stdin.read()
+"""
 
 
-@pytest.fixture(params=WRITABLE, ids=lambda kind: kind.__name__)
+@functools.cache
+def s3_address():
+    """The address of an object store on this machine, which goes when this process does."""
+    pytest.importorskip("moto.server")
+    server = subprocess.Popen([sys.executable, "-c", S3], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return server, server.stdout.readline().strip()
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """The environment that leads S3 clients to the server."""
+    _, address = s3_address()
+    settings = {"ENDPOINT_URL": address, "ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "key", "REGION": "us-east-1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+
+
+def bucket_of(path):
+    return f"s3://bucket{path}"
+
+
+def s3_url(path):
+    pytest.importorskip("s3fs")
+    create(bucket_of(path))
+    return lambda: bucket_of(path)
+
+
+def s3_fsspec(path):
+    pytest.importorskip("s3fs")
+    create(FsspecStore.from_url(bucket_of(path)))
+    return lambda: FsspecStore.from_url(bucket_of(path))
+
+
+def s3_obstore(path):
+    module = pytest.importorskip("obstore.store")
+    create(ObjectStore(module.S3Store("bucket", prefix=str(path))))
+    return lambda: ObjectStore(module.S3Store("bucket", prefix=str(path)))
+
+
+LOCAL = [memory, fsspec_memory, url, fsspec_local, obstore_memory, obstore_local, icechunk_session]
+REMOTE = [s3_url, s3_fsspec, s3_obstore]
+
+
+@pytest.fixture(params=[*LOCAL, *REMOTE], ids=lambda kind: kind.__name__)
 def store(request, tmp_path):
     """A call that gives the same store, as a new object where the library makes one."""
+    if request.param in REMOTE:
+        request.getfixturevalue("s3")
     return request.param(tmp_path)
 
 
@@ -111,6 +172,32 @@ def test_donated_stores_of_different_kinds_receive_their_values(tmp_path):
     total, difference = step(*arrays)
     np.testing.assert_array_equal(total.to_numpy(), 2 * VALUES)
     np.testing.assert_array_equal(difference.to_numpy(), 0 * VALUES)
+
+
+UPDATES = """if True:
+    import sys
+    import jask_zarr as jz
+    array = jz.open(sys.argv[1])
+    while True:
+        array = array.update_(array + 1)
+        print("updated", flush=True)
+"""
+
+
+@pytest.mark.usefixtures("s3")
+def test_each_chunk_in_a_bucket_is_replaced_whole_when_the_updater_is_killed(tmp_path):
+    store = s3_fsspec(tmp_path)()
+    zarr.create_array(store, shape=(4, 64), chunks=(1, 8), dtype="f4", fill_value=0, overwrite=True)
+    with subprocess.Popen([sys.executable, "-c", UPDATES, bucket_of(tmp_path)], stdout=subprocess.PIPE) as child:
+        for _ in range(3):
+            assert child.stdout.readline() == b"updated\n"
+        child.send_signal(signal.SIGKILL)
+    values = zarr.open_array(store, mode="r")[...].reshape(4, 8, 8)
+    assert (values.min(axis=2) == values.max(axis=2)).all(), "a chunk of two generations"
+    assert values.min() >= 3
+    assert values.max() - values.min() <= 1
+    again = jz.open(bucket_of(tmp_path))
+    np.testing.assert_array_equal(again.update_(again * 0 + 7).to_numpy(), 7)
 
 
 # --- stores that are only read --------------------------------------------------------------
