@@ -57,8 +57,8 @@ _MAX_PROGRAMS = 1024
 
 def program_for(graph: Graph, targets: tuple[Any, ...]) -> Program:
     """The program of a graph, made once for each structure."""
-    budget = _config.memory_budget() * (RESIDENT_SHARE - 1) // RESIDENT_SHARE
-    budget -= UNPLANNED if budget >= 4 * UNPLANNED else 0
+    whole = _config.memory_budget()
+    budget = whole * (RESIDENT_SHARE - 1) // RESIDENT_SHARE - (UNPLANNED if whole >= 4 * UNPLANNED else 0)
     key = (graph.key, targets, budget)
     if key in _programs:
         _programs.move_to_end(key)
