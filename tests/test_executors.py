@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ import zarr
 
 import anywhere
 import jask_zarr as jz
+from jask_zarr import _compat
 from jask_zarr._plan import InputSpec, OutputSpec, make_plan
 from jask_zarr._run import compiled, worker
+from jask_zarr._run.task import Task
 
 VALUES = np.random.default_rng(1).normal(size=(600, 40)).astype("float32")
 CHUNKS = (20, 40)
@@ -99,6 +102,19 @@ def test_what_workers_read_and_write_is_counted(stored, processes):
         stored.update_(jz.tanh(stored))
     assert (cost.blocks_read, cost.bytes_read) == (30, VALUES.nbytes)
     assert (cost.blocks_written, cost.bytes_written) == (30, VALUES.nbytes)
+
+
+def test_looked_up_rows_are_counted_as_in_threads(stored, processes):
+    rows = np.random.default_rng(0).integers(0, 600, 2000)
+
+    def looked_up():
+        with jz.io_cost() as cost:
+            found = float(jz.sum(jz.tanh(stored[rows])))
+        return found, cost.blocks_read, cost.bytes_read
+
+    here = looked_up()
+    with jz.set_executor(processes):
+        assert looked_up() == here
 
 
 class Recording:
@@ -247,6 +263,37 @@ def test_an_error_in_a_worker_is_the_error_itself(stored, processes):
         stored.update_(jz.tanh(stored))
     assert sorted(os.listdir(path_of(stored))) == before
     np.testing.assert_array_equal(stored[:340].to_numpy(), VALUES[:340])
+
+
+class TwoPart(Exception):
+    """An error that cannot be made again from its message."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+class Unreadable:
+    """An array that cannot be read, for one reason or another."""
+
+    shape, dtype = (4,), np.dtype("float32")
+
+    def __init__(self, kind, *arguments):
+        self.kind, self.arguments = kind, arguments
+
+    def read_box(self, start, stop, out):
+        raise self.kind(*self.arguments)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"), [((ValueError, "one and two"), ValueError), ((TwoPart, "one", "two"), RuntimeError)]
+)
+def test_an_error_that_does_not_survive_the_way_back_is_told_in_words(source, kind):
+    nothing = _compat.exported(lambda *arguments: (), np.zeros(1, "int32"), [], [np.zeros(4, "float32")], [])
+    parcel = worker.Parcel(jax.__version__, {(4,): nothing}, (Unreadable(*source),), (), (), ())
+    task = Task((4,), np.zeros(1, "int32"), (((0,), (4,)),), ())
+    with pytest.raises(kind, match="one and two") as caught:
+        worker.perform(f"a parcel for a {kind}", task, pickle.dumps(parcel))
+    assert caught.value.__cause__ is None  # some executors follow causes, and one that is its own has no end
 
 
 class Murderous(Recording):

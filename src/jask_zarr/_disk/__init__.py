@@ -1,7 +1,7 @@
 """Bytes: zarr arrays as grids of blocks, scratch arrays, crash-safe replacement. No JAX."""
 
 from .blocks import BlockedArray
-from .cost import IOCost, count_read, count_written, io_cost, thread_io_cost
+from .cost import IOCost, count_read, count_written, io_cost, own_io_cost
 from .dtypes import is_64_bit, narrowed
 from .owners import own_tag
 from .packing import Packing
@@ -26,11 +26,11 @@ __all__ = [
     "is_64_bit",
     "link_files",
     "narrowed",
+    "own_io_cost",
     "own_tag",
     "place_of",
     "recover_directory",
     "replacing",
     "scratch_usage",
     "stage",
-    "thread_io_cost",
 ]

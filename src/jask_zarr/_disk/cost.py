@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 
@@ -30,7 +31,7 @@ class IOCost:
 
 _active: tuple[IOCost, ...] = ()
 _active_lock = threading.Lock()
-_own = threading.local()
+_own: ContextVar[IOCost | None] = ContextVar("own", default=None)
 
 
 @contextmanager
@@ -64,18 +65,19 @@ def io_cost() -> Iterator[IOCost]:
 
 
 @contextmanager
-def thread_io_cost() -> Iterator[IOCost]:
-    """Count what this thread alone reads and writes."""
-    cost = _own.cost = IOCost()
+def own_io_cost() -> Iterator[IOCost]:
+    """Count what is read and written in this context alone, not what other threads do meanwhile."""
+    cost = IOCost()
+    token = _own.set(cost)
     try:
         yield cost
     finally:
-        del _own.cost
+        _own.reset(token)
 
 
 def counting() -> bool:
     """Whether anybody counts now."""
-    return bool(_active) or hasattr(_own, "cost")
+    return bool(_active) or _own.get() is not None
 
 
 def count_read(blocks: int, nbytes: int) -> None:
@@ -91,5 +93,5 @@ def count_written(blocks: int, nbytes: int) -> None:
 
 
 def _counts() -> tuple[IOCost, ...]:
-    own = getattr(_own, "cost", None)
+    own = _own.get()
     return _active if own is None else (*_active, own)

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from itertools import islice
 from typing import Any
 
@@ -39,7 +40,7 @@ def in_leaves(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) ->
     global _leaves
     if _leaves is None:
         _leaves = ThreadPoolExecutor(_config.threads(), thread_name_prefix="jask_zarr-leaf")
-    running = [_leaves.submit(function, *arguments) for arguments in calls]
+    running = [_leaves.submit(copy_context().run, function, *arguments) for arguments in calls]
     wait(running)
     for future in running:
         future.result()

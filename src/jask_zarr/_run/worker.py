@@ -62,7 +62,7 @@ class _Work:
 
     def perform(self, task: tasks.Task) -> Answer:
         p, function = self.parcel, _function(self.parcel.artefacts[task.shape])
-        with _disk.thread_io_cost() as cost:
+        with _disk.own_io_cost() as cost:
             reads = self.reader.reads(task.boxes)
             values = tasks.perform(task, function, p.origins, reads, self.memory, self.device, p.deliveries)
         read, written = (cost.blocks_read, cost.bytes_read), (cost.blocks_written, cost.bytes_written)
@@ -79,7 +79,10 @@ def perform(name: str, task: tasks.Task, parcel: bytes | None = None) -> Answer 
         work = _work(name, parcel)
         return None if work is None else work.perform(task)
     except Exception as error:
-        raise _portable(error) from error
+        if _is_portable(error):
+            raise
+        # An executor would break, or wait for ever, on an error that does not survive the way back.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _work(name: str, parcel: bytes | None) -> _Work | None:
@@ -95,10 +98,9 @@ def _work(name: str, parcel: bytes | None) -> _Work | None:
     return work
 
 
-def _portable(error: Exception) -> Exception:
-    """The error itself if it survives the way back; an executor would hang or break on others."""
+def _is_portable(error: Exception) -> bool:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        return False
+    return True
