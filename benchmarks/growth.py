@@ -240,8 +240,8 @@ def table(found: dict[str, Any]) -> str:
     head = [
         f"Measured on {found['machine']}, budget {found['budget'] / 1e6:.0f} MB, inputs of {sizes}; a fresh process "
         "for each figure, one run of each, compilation included. Peak memory is above the imported library; "
-        f"{bound(found['budget']) / 1e6:.0f} MB are allowed. Processor time, of all threads, is what a further GB takes: "
-        "where it is the same from 1 to 8 times as from 8 to 16 times, time is linear.",
+        f"{bound(found['budget']) / 1e6:.0f} MB are allowed. Processor time, of all threads, is what a further GB "
+        "takes: where it is the same from 1 to 8 times as from 8 to 16 times, time is linear.",
         "",
         f"| job | {' | '.join(f'MB at {f}×' for f in factors)} | seconds at {factors[0]}× | at {factors[-1]}× "
         "| processor s a GB, to 8× | to 16× |",
