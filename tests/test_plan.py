@@ -1,5 +1,7 @@
 """The planner alone: jaxprs and chunk grids in, passes out; no file is opened."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,3 +166,74 @@ def test_a_target_chunk_as_long_as_a_dim_keeps_the_dim_whole(target):
     sizes = p.passes[-1].tiling.sizes
     for axis, chunk in zip(p.passes[-1].results[0].index, target, strict=True):
         assert sizes[axis.label] % chunk == 0 or sizes[axis.label] == N
+
+
+def calls(function):
+    """How many calls of Python functions a function makes: work that can be counted, whatever the machine does."""
+    count = 0
+
+    def seen(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def planning(function, shapes, chunks, to=None, budget=256 * MIB):
+    """A function that plans, everything that comes before planning being done."""
+    structs = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    jaxpr, consts = _compat.hoist_constants(jax.make_jaxpr(function)(*structs))
+    inputs = (
+        *(InputSpec(np.shape(c), np.asarray(c).dtype, None) for c in consts),
+        *(InputSpec(shape, np.dtype("float32"), chunk) for shape, chunk in zip(shapes, chunks, strict=True)),
+    )
+    outputs = tuple(OutputSpec(o) for o in to or (None,) * len(jaxpr.jaxpr.outvars))
+    return lambda: make_plan(jaxpr, inputs, outputs, budget)
+
+
+def chain(length):
+    def function(a, b):
+        for n in range(length // 2):
+            a = jnp.sin(a) * b if n % 2 else a + b
+        return a
+
+    return function
+
+
+def planning_steps(name, chunk):
+    if name == "chain":
+        return calls(planning(chain(200), [BIG, BIG], [(chunk, chunk)] * 2, (CHOOSE,)))
+    if name == "product":
+        return calls(planning(lambda a, b: a @ b.T, [BIG, BIG], [(chunk, chunk)] * 2, (CHOOSE,)))
+    shapes = [(1 << 18, 256)] * 2 + [(256, 256)] * 24
+    return calls(planning(network(24), shapes, [(chunk, 256)] * 2 + [None] * 24))
+
+
+@pytest.mark.parametrize("name", ["chain", "product", "network"])
+def test_the_steps_of_planning_do_not_grow_with_the_number_of_chunks(name):
+    assert planning_steps(name, 4) < 1.5 * planning_steps(name, 1024) + 10_000
+
+
+def test_the_steps_of_planning_grow_with_the_equations_alone():
+    steps = [calls(planning(chain(n), [BIG, BIG], [CHUNK] * 2, (CHOOSE,))) for n in (50, 100, 200)]
+    assert steps[2] < 2.5 * steps[1] < 2.5 * 2.5 * steps[0]
+    assert steps[2] < 50_000
+
+
+@pytest.mark.parametrize("shape", [(10**6,), (1000, 1000), (10**12,)])
+def test_a_million_chunks_are_planned_in_few_steps(shape):
+    assert calls(planning(lambda a: jnp.tanh(a).sum(), [shape], [(1,) * len(shape)])) < 20_000
+
+
+def test_a_deep_network_that_does_not_fit_takes_smaller_tiles_not_more_walks():
+    shapes = [(1 << 18, 256)] * 2 + [(256, 256)] * 24
+    p = plan(network(24), shapes, [(8192, 256)] * 2 + [None] * 24, 128 * MIB)
+    reading = [q for q in p.passes if q.streams]
+    assert len(reading) == 1
+    assert reading[0].tiling.resident <= 128 * MIB

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jask_zarr._plan.labels import Index
+from jask_zarr._plan.labels import Axis, Index
 from jask_zarr._plan.program import Program
 from jask_zarr._plan.sweep import Step, Sweep, Version
 from jask_zarr._plan.tiles import Footprint, Stream, footprint, total
@@ -82,10 +82,20 @@ def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
             roots[step.result] = frozenset({step.result})
         else:
             roots[step.result] = below
+    own = {v: footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in born}
     moments: dict[tuple[Footprint, ...], None] = {}
     for now, step in enumerate(swept.steps):
-        live = [v for v, start in born.items() if start <= now <= last[v]]
-        own = (footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in live)
-        feet = total((*own, *_workspace(program, step)))
+        live = (own[v] for v, start in born.items() if start <= now <= last[v])
+        feet = total((*live, *_workspace(program, step)))
         moments[tuple(sorted(feet, key=lambda f: f.axes))] = None
-    return tuple(moments)
+    return _largest(moments)
+
+
+def _largest(moments: Iterable[tuple[Footprint, ...]]) -> tuple[tuple[Footprint, ...], ...]:
+    """Those that no other exceeds whatever the tiles."""
+    largest: list[dict[tuple[Axis, ...], int]] = []
+    for moment in sorted(moments, key=lambda moment: -sum(f.constant for f in moment)):
+        sums = {f.axes: f.constant for f in moment}
+        if not any(all(n <= other.get(axes, 0) for axes, n in sums.items()) for other in largest):
+            largest.append(sums)
+    return tuple(tuple(Footprint(n, axes) for axes, n in sums.items()) for sums in largest)

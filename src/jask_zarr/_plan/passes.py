@@ -178,10 +178,17 @@ class _Planner:
         compulsory = sum({s.version[0]: s.nbytes for s in joint.model.reads}.values())
         if len(targets) == 1 or (joint.tiling.fits and joint.tiling.traffic <= compulsory):
             return [self._checked(joint)]
+        if joint.tiling.fits and self._least_alone(joint) >= joint.tiling.traffic:
+            return [joint]
         alone = [self._group([t]) for t in targets]
         if not joint.tiling.fits or sum(g.tiling.traffic for g in alone) < joint.tiling.traffic:
             return [self._checked(g) for g in alone]
         return [joint]
+
+    def _least_alone(self, joint: _Group) -> int:
+        """Bytes that passes of one target each would read at least."""
+        nbytes = {s.version[0]: s.nbytes for s in joint.model.reads}
+        return sum(nbytes.get(v, 0) for target in joint.targets for v in self.reads[target])
 
     def _group(self, targets: list[int]) -> _Group:
         cuts = {*self.program.inputs, *self.program.constants, *self.kept} - (set(targets) - set(self.program.inputs))
@@ -237,6 +244,7 @@ class _Planner:
             moments(swept),
             results,
             penalties(swept, reads),
+            tuple((*self._once(s), swept.depends[s.result]) for s in swept.steps if not s.rule.fuses),
             fixed,
             self.workers,
         )
@@ -279,11 +287,14 @@ class _Planner:
         times = math.prod(group.model.count(label, group.tiling.sizes) for label in missing)
         if times == 1 or step.result in group.sweep.targets:
             return False
-        again = (times - 1) * work(step) / FLOPS_PER_SECOND
-        moved = 2 * self.program.nbytes(step.result[0]) + sum(
-            self.program.nbytes(v) for v in self.reads[step.result[0]]
-        )
-        return again > moved / BYTES_PER_SECOND
+        once, keep = self._once(step)
+        return (times - 1) * once > keep
+
+    def _once(self, step: Step) -> tuple[int, int]:
+        """The time of computing a result, and that of keeping it, as bytes moved in the same time."""
+        value = step.result[0]
+        once = work(step) / FLOPS_PER_SECOND * BYTES_PER_SECOND
+        return int(once), 2 * self.program.nbytes(value) + sum(self.program.nbytes(v) for v in self.reads[value])
 
     # -- the plan --
 

@@ -91,6 +91,9 @@ class Model:
     results: tuple[Footprint, ...]
     penalties: dict[int, int]
     """Labels that other passes must follow if they are cut, and the bytes that those move."""
+    again: tuple[tuple[int, int, frozenset[int]], ...]
+    """Of what may be computed again for each tile of a label: the time of once, and that of keeping it instead, as bytes
+    moved in the same time; and the labels that it depends on."""
     fixed: int
     """Bytes held throughout, whatever the tiles."""
     workers: int
@@ -167,10 +170,24 @@ class Model:
     def cost(self, sizes: Sizes) -> int:
         """Bytes that a choice of tiles moves, in this pass and in those that it makes necessary."""
         cut = self.cut(sizes)
-        return self.traffic(sizes, self.order(sizes)) + sum(self.penalties.get(label, 0) for label in cut)
+        moved = self.traffic(sizes, self.order(sizes)) + sum(self.penalties.get(label, 0) for label in cut)
+        return moved + sum(min(keep, once * (self._times(cut, own, sizes) - 1)) for once, keep, own in self.again)
+
+    def _times(self, cut: Sequence[int], own: frozenset[int], sizes: Sizes) -> int:
+        return math.prod(self.count(label, sizes) for label in cut if label not in own)
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return {}
 
     def order(self, sizes: Sizes) -> tuple[int, ...]:
         """Loops from the outermost to the innermost: few partial results alive, few bytes read again."""
+        key = tuple(sizes.values())
+        if key not in self._orders:
+            self._orders[key] = self._order(sizes)
+        return self._orders[key]
+
+    def _order(self, sizes: Sizes) -> tuple[int, ...]:
         cut = self.cut(sizes)
         if len(cut) > 4:
             reduced = frozenset().union(*(p.reduced for p in self.partials))
@@ -227,20 +244,29 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
     """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free.
 
     1. Cut what can be cut for free.
-    2. If one tile at a time does not fit, cut what costs least; below whole chunks only if it must be.
+    2. If one tile at a time does not fit, cut what costs least; below whole chunks only if that costs less in the end.
     3. Cut on, as long as it is free, so that more tiles fit at a time.
     """
     sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes, model.workers, free=True)
-    for granules in (model.granules, model.least_granules):
-        if model.resident(sizes, 1) > budget:
-            sizes = _shrink(model, sizes, granules, budget, tile_bytes, 1, free=False)
-            sizes = _shrink(model, sizes, granules, budget, tile_bytes, model.workers, free=True)
+    if model.resident(sizes, 1) > budget:
+        sizes = min(
+            (
+                _fitted(model, sizes, granules, budget, tile_bytes)
+                for granules in (model.granules, model.least_granules)
+            ),
+            key=lambda fitted: (model.resident(fitted, 1) > budget, model.cost(fitted)),
+        )
     order = model.order(sizes)
     at_most = min(model.workers, math.prod(model.count(label, sizes) for label in order))
     workers = max((n for n in range(1, at_most + 1) if model.resident(sizes, n) <= budget), default=1)
     resident = model.resident(sizes, workers)
     held = model.fixed + model.accumulators(sizes, order)
     return Tiling(sizes, order, workers, resident, held, model.traffic(sizes, order), resident <= budget)
+
+
+def _fitted(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:
+    sizes = _shrink(model, sizes, granules, budget, tile_bytes, 1, free=False)
+    return _shrink(model, sizes, granules, budget, tile_bytes, model.workers, free=True)
 
 
 def _shrink(
