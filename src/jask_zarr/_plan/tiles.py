@@ -92,8 +92,8 @@ class Model:
     penalties: dict[int, int]
     """Labels that other passes must follow if they are cut, and the bytes that those move."""
     again: tuple[tuple[int, int, frozenset[int]], ...]
-    """Of what may be computed again for each tile of a label: the time of once, and that of keeping it instead, as bytes
-    moved in the same time; and the labels that it depends on."""
+    """Of what may be computed again for each tile of a label: the time of once, and that of keeping it instead, both as
+    bytes moved in that time; and the labels that it depends on."""
     fixed: int
     """Bytes held throughout, whatever the tiles."""
     workers: int
@@ -249,13 +249,8 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
     """
     sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes, model.workers, free=True)
     if model.resident(sizes, 1) > budget:
-        sizes = min(
-            (
-                _fitted(model, sizes, granules, budget, tile_bytes)
-                for granules in (model.granules, model.least_granules)
-            ),
-            key=lambda fitted: (model.resident(fitted, 1) > budget, model.cost(fitted)),
-        )
+        fitted = [_fitted(model, sizes, g, budget, tile_bytes) for g in (model.granules, model.least_granules)]
+        sizes = min(fitted, key=lambda sizes: (model.resident(sizes, 1) > budget, model.cost(sizes)))
     order = model.order(sizes)
     at_most = min(model.workers, math.prod(model.count(label, sizes) for label in order))
     workers = max((n for n in range(1, at_most + 1) if model.resident(sizes, n) <= budget), default=1)
