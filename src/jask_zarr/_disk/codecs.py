@@ -6,6 +6,7 @@ inside shards.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from threading import local
 from typing import Any
@@ -44,10 +45,13 @@ class ChunkCodec:
         """Bytes of a decoded chunk."""
         return prod(self.chunks) * self.dtype.itemsize
 
+    @cached_property
+    def _is_plain(self) -> bool:
+        return self.axes == tuple(range(len(self.axes))) and self.dtype.isnative
+
     def buffer_for(self, target: np.ndarray) -> np.ndarray:
         """Where to decode to: the target itself, if its memory is the stored chunk's."""
-        plain = self.axes == tuple(range(len(self.axes))) and self.dtype.isnative
-        if plain and target.shape == self.chunks and target.flags.c_contiguous:
+        if self._is_plain and target.shape == self.chunks and target.flags.c_contiguous:
             return target.reshape(-1).view("u1")
         return thread_buffer(self.nbytes)
 

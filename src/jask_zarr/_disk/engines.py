@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
+from operator import mul
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -199,12 +200,19 @@ class FileEngine:
             return
         except NotADirectoryError as error:
             raise BadChunk(index, "a file is on the way to it") from error
+        read = self._read_chunk if self.index_at_end is None else self._read_shard
         try:
-            self._read_chunks(file, start, stop, out)
+            read(file, index, start, stop, out)
         finally:
             os.close(file)
 
-    def _read_chunks(self, file: int, start: Index, stop: Index, out: np.ndarray) -> None:
+    def _read_chunk(self, file: int, index: Index, start: Index, stop: Index, out: np.ndarray) -> None:
+        try:
+            self._decode(file, 0, os.fstat(file).st_size, out, (start, stop, tuple(map(mul, index, self.files))))
+        except _BAD as error:
+            raise BadChunk(index, error) from error
+
+    def _read_shard(self, file: int, _: Index, start: Index, stop: Index, out: np.ndarray) -> None:
         size, places, chunks = os.fstat(file).st_size, None, self.codec.chunks
         for index in blocks_touching(start, stop, chunks):
             box = block_box(index, self.shape, chunks)
@@ -214,15 +222,13 @@ class FileEngine:
                 if places is None:
                     places = self._places(file, size)
                 place = places[*(i % n for i, n in zip(index, places.shape, strict=False))]
-                self._decode(file, place, target, box_slices(a, b, box[0]))
-            except (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError, IsADirectoryError) as error:
+                self._decode(file, int(place[0]), int(place[1]), target, (a, b, box[0]))
+            except _BAD as error:
                 raise BadChunk(index, error) from error
 
     def _places(self, file: int, size: int) -> np.ndarray:
-        """Offset and length of each chunk in a file: (*chunks per file, 2)."""
+        """Offset and length of each chunk in a shard: (*chunks per shard, 2)."""
         grid = grid_shape(self.files, self.codec.chunks)
-        if self.index_at_end is None:
-            return np.array([0, size], "u8").reshape(*grid, 2)
         length = _index_bytes(grid)
         if size < length:
             raise ValueError(f"{size} bytes are too few for the shard's index of {length}")
@@ -231,8 +237,8 @@ class FileEngine:
             raise ValueError("the checksum of the shard's index is wrong")
         return np.frombuffer(raw[:-4], "<u8").reshape(*grid, 2)
 
-    def _decode(self, file: int, place: np.ndarray, target: np.ndarray, part: tuple[slice, ...]) -> None:
-        offset, length = map(int, place)
+    def _decode(self, file: int, offset: int, length: int, target: np.ndarray, part: tuple[Index, ...]) -> None:
+        """Decode a chunk, or a part of it: where that starts and stops, and where the chunk starts."""
         if (offset, length) == _ABSENT:
             target[...] = self.codec.fill_value
             return
@@ -244,7 +250,7 @@ class FileEngine:
             _read_exactly(file, offset, length, compressed)
             decompress(self.codec.compressor, compressed.data, buffer)
         if not np.may_share_memory(buffer, target):
-            target[...] = self.codec.chunk_in(buffer)[part]
+            target[...] = self.codec.chunk_in(buffer)[box_slices(*part)]
 
     def write(self, start: Index, values: np.ndarray) -> None:
         """See `Engine.write`."""
@@ -299,6 +305,7 @@ class FileEngine:
         return replace(self, root=folder, key=lambda index: stem + staged_name(self.key(index)), exposed=False)
 
 
+_BAD = (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError, IsADirectoryError)
 _MISSING = 2**64 - 1
 _ABSENT = (_MISSING, _MISSING)
 
