@@ -29,6 +29,11 @@ def memory(_):
     return lambda: store
 
 
+def folder(path):
+    create(LocalStore(path / "a"))
+    return lambda: path / "a"
+
+
 def fsspec_memory(path):
     pytest.importorskip("fsspec")
     url = f"memory://{path}"
@@ -155,6 +160,20 @@ def test_a_store_opened_twice_is_one_store(store):
     first.update_(first * 0)
     with pytest.raises(errors.StaleArrayError):
         second.to_numpy()
+
+
+@pytest.mark.parametrize("second", ["the same array", "another opening"])
+@pytest.mark.parametrize("kind", [memory, folder], ids=lambda kind: kind.__name__)
+def test_a_store_that_is_donated_twice_is_said_to_be_one(tmp_path, kind, second):
+    store = kind(tmp_path)
+    a = jz.open(store())
+    b = a if second == "the same array" else jz.open(store())
+    with pytest.raises(ValueError, match="two of the donated arguments are"):
+        jz.jit(lambda a, b: (a + 1, b + 2), donate_argnums=(0, 1))(a, b)
+    np.testing.assert_array_equal(a.to_numpy(), VALUES)
+    total, plus = jz.jit(lambda a, b: (a + b, b + 2), donate_argnums=0)(a, b)
+    np.testing.assert_array_equal(total.to_numpy(), 2 * VALUES)
+    np.testing.assert_array_equal(plus.to_numpy(), VALUES + 2)
 
 
 def test_a_failed_computation_leaves_the_store_as_it_was(store):

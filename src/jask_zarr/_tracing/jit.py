@@ -24,6 +24,7 @@ from jask_zarr._tracing.arguments import Arguments, Hole, Statics
 from jask_zarr._tracing.expr import Stored, Value, record, stored
 from jask_zarr._tracing.hitype import DiskArray
 from jask_zarr._tracing.lift import Call, is_disk, lift, operand, trace_call
+from jask_zarr._tracing.sources import where
 
 MEMORY_SHARE = 16
 """Outputs larger than one part in so many of the memory budget are `DiskArray`s."""
@@ -134,6 +135,7 @@ class _Output:
 
 
 def _run(call: Call, arrays: Sequence[Any], donated: Sequence[bool], out_on_disk: bool | None) -> list[Any]:
+    _refuse_one_store_twice([x for x, flag in zip(arrays, donated, strict=True) if flag])
     outputs = _placed(call, arrays, donated, out_on_disk)
     pairs = [(o.source, o.value) for o in outputs if o.source is not None and not o.unchanged]
     kept = [o.value for o in outputs if o.on_disk and o.source is None]
@@ -141,6 +143,17 @@ def _run(call: Call, arrays: Sequence[Any], donated: Sequence[bool], out_on_disk
     fresh, results = force.replace(pairs, kept, wanted)
     sources, found = iter(fresh), iter(results)
     return [_output(o, sources, found) for o in outputs]
+
+
+def _refuse_one_store_twice(donated: Sequence[Any]) -> None:
+    seen: set[int] = set()
+    for source in filter(None, map(_store, donated)):
+        if id(source.origin) in seen:
+            raise ValueError(
+                f"two of the donated arguments are {where(source.array)}, which can receive only one new value: donate "
+                "it once, or give one of them a store of its own first, with .save(path)"
+            )
+        seen.add(id(source.origin))
 
 
 def _output(output: _Output, sources: Any, found: Any) -> Any:
