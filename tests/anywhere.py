@@ -98,9 +98,15 @@ def digest(found):
     return hashlib.sha256(b"|".join(found)).hexdigest()
 
 
+def report(name, job, folder):
+    compiled._passes.clear()
+    found = digest(results(job, folder))
+    devices = {device.id for form in compiled._passes.values() for _, device in form.functions}
+    print(name, found, ",".join(map(str, sorted(devices))))
+
+
 if __name__ == "__main__":
     for job in JOBS:
-        compiled._passes.clear()
-        found = digest(results(job, sys.argv[1]))
-        devices = {device.id for form in compiled._passes.values() for _, device in form.functions}
-        print(job.__name__, found, ",".join(map(str, sorted(devices))))
+        report(job.__name__, job, sys.argv[1])
+    with jax.default_device(jax.local_devices()[-1]):
+        report("chosen_device", elementwise, Path(sys.argv[1], "chosen"))
