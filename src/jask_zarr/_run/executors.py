@@ -25,7 +25,7 @@ def here() -> Executor:
     if isinstance(chosen, ThreadPoolExecutor):
         return chosen
     if _pool is None:
-        _pool = ThreadPoolExecutor(_config.threads() + 1, thread_name_prefix="jask_zarr-tile")
+        _pool = ThreadPoolExecutor(_threads() + 1, thread_name_prefix="jask_zarr-tile")
     return _pool
 
 
@@ -57,7 +57,12 @@ os.register_at_fork(after_in_child=_forget_pool)
 def wanted_workers() -> int:
     """Tiles to have under way: one for each worker, and one more that is read or waits meanwhile."""
     chosen = _config.executor()
-    return 1 + (_config.workers() or getattr(chosen, "_max_workers", None) or _config.threads())
+    return 1 + (_config.workers() or getattr(chosen, "_max_workers", None) or _threads())
+
+
+def _threads() -> int:
+    """One for each processor, and for each device, which may be another kind of processor."""
+    return max(_config.threads(), len(devices()))
 
 
 def devices() -> tuple[Any, ...]:
