@@ -705,8 +705,13 @@ def test_a_flipped_bit_under_a_checksum_is_named(tmp_path, shards):
     data = bytearray(file.read_bytes())
     data[5] ^= 1
     file.write_bytes(data)
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    array = jz.open(tmp_path / "a")
     with pytest.raises(errors.DamagedChunkError, match=r"Chunk \(0, 0\).*checksum"):
-        jz.open(tmp_path / "a").to_numpy()
+        array.to_numpy()
+    with pytest.raises(errors.DamagedChunkError, match=r"Chunk \(0, 0\).*checksum"):
+        array.update_(array + 1)
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
 
 
 # --- C28: values that were handed out stay --------------------------------------------------
