@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import check  # noqa: E402
+import engines  # noqa: E402
 from data import TINY, needed_bytes, prepare  # noqa: E402
 from jobs import JOBS  # noqa: E402
 from measure import can  # noqa: E402
@@ -78,6 +79,21 @@ def test_the_command_measures_and_reports(tmp_path):
     assert "old" not in text
     assert "| sum of squared differences |" in text
     assert (tmp_path / "performance-times.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("layout", engines.LAYOUTS)
+def test_all_engines_read_and_write_the_same(layout, tmp_path):
+    values = engines.values_of(16)
+    rows = list(engines.measure(tmp_path, values, "blosc-lz4", layout, rounds=1))
+    assert [(operation, way) for operation, way, _ in rows] == [(o, w) for w in engines.WAYS for o in ("read", "write")]
+    assert all(set(row) == set(engines.engines()) >= {"zarr", "TensorStore", "jask_zarr"} for _, _, row in rows)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results: begin -->old<!-- results: end -->\nafter\n")
+    found = {(operation, layout, "blosc-lz4", way): row for operation, way, row in rows}
+    engines.into_page(page, engines.tables(found, values.nbytes, 1))
+    text = page.read_text()
+    assert (text[:7], text[-7:], "old" in text) == ("before\n", "\nafter\n", False)
+    assert text.count(f"| {layout} | blosc-lz4 |") == 2 * len(engines.WAYS) + 2
 
 
 @pytest.mark.parametrize(
