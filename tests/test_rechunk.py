@@ -13,6 +13,7 @@ from zarr.codecs import BloscCodec, GzipCodec
 
 import jask_zarr as jz
 from jask_zarr._chunks import grid_between
+from jask_zarr._tracing import writing
 
 SIDE = 96
 SQUARE = np.arange(SIDE * SIDE, dtype="float32").reshape(SIDE, SIDE)
@@ -36,6 +37,18 @@ def test_each_chunk_is_read_and_written_once_in_each_stage(case, tmp_path):
         b = jz.rechunk(a, after, tmp_path / "b.zarr", **how)
     assert (cost.bytes_read, cost.bytes_written) == (stages * a.nbytes, stages * a.nbytes)
     assert b.chunks == after
+    np.testing.assert_array_equal(b.to_numpy(allow_large=True), SQUARE)
+
+
+def test_one_more_stage_in_place_of_many_tiny_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "TINY", 100)  # the chunks between would be of 4 by 4 float32
+    monkeypatch.setattr(writing, "MANY", 100)
+    a = jz.DiskArray.from_numpy(SQUARE, chunks=(1, SIDE))
+    jz.set_memory_budget(SQUARE.nbytes // 3)
+    with jz.io_cost() as cost:
+        b = jz.rechunk(a, (SIDE, 1), tmp_path / "b.zarr")
+    assert cost.bytes_read == 3 * a.nbytes
+    assert cost.bytes_written <= 3 * a.nbytes
     np.testing.assert_array_equal(b.to_numpy(allow_large=True), SQUARE)
 
 

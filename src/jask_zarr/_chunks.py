@@ -7,7 +7,7 @@ are clipped to it here. All functions are pure and none enumerates a grid unless
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from math import prod
+from math import isqrt, prod
 
 Index = tuple[int, ...]
 Box = tuple[Index, Index]
@@ -171,6 +171,16 @@ def grid_between(shape: Index, source: Index, target: Index, volume: int) -> Ind
                 grid[dim] = _grown(outer[dim], inner[dim], volume // (box // outer[dim]), inner[dim] == shape[dim])
                 box = box // outer[dim] * grid[dim]
     return tuple(grid)
+
+
+def grid_halfway(shape: Index, source: Index, grid: Index) -> Index:
+    """Chunks like ``grid``, but where those of ``source`` are larger halfway to them, in the geometric mean.
+
+    >>> grid_halfway((4096, 4096), (1, 4096), (16, 16))
+    (16, 256)
+    """
+    dims = zip(grid, map(min, source, shape), shape, strict=True)
+    return tuple(_grown(g, s, isqrt(g * s), s == n) if g < s else g for g, s, n in dims)
 
 
 def _grown(unit: int, whole: int, most: int, spans: bool) -> int:
