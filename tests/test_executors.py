@@ -211,10 +211,11 @@ def callback(x):
     return jax.pure_callback(lambda v: v + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-def test_a_callback_is_computed_here(stored, processes):
+def test_a_pass_of_one_tile_is_computed_here(stored, processes):
+    jz.set_memory_budget("1MB")
     with jz.set_executor(processes):
-        found = jz.lift(lambda x, w: jnp.sum(x * callback(w)))(stored, jnp.ones(40))
-    assert float(found) == pytest.approx(2 * VALUES.sum(dtype="f8"), rel=1e-6)
+        found = jz.lift(callback)(stored).to_numpy()  # a callback needs its arguments whole
+    np.testing.assert_array_equal(found, VALUES + 1)
 
 
 def test_what_jax_does_not_export_is_refused():
