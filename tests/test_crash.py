@@ -272,6 +272,10 @@ def test_against_loss_of_power_files_are_flushed_before_the_record_and_the_recor
 # --- nothing grows --------------------------------------------------------------------------
 
 
+def memory():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def flat(tmp_path, steps):
     (w,) = stores(tmp_path, "w")
     momentum = jz.zeros((64, 64))
@@ -280,17 +284,18 @@ def flat(tmp_path, steps):
         momentum = 0.9 * momentum + w
         w = w.update_(w - 1e-3 * momentum)
         if number in (steps // 5, steps - 1):
-            seen.append((len(files(tmp_path)), jz.scratch_usage(), len(os.listdir("/proc/self/fd"))))
+            seen.append((len(files(tmp_path)), jz.scratch_usage(), len(os.listdir("/proc/self/fd")), memory()))
     first, last = seen
     assert last[0] == first[0]
     assert last[1] <= first[1] + 64 * 64 * 4
     assert last[2] <= first[2] + 2
+    assert last[3] <= first[3] + 20e6
 
 
-def test_many_updates_leave_files_scratch_and_handles_as_they_were(tmp_path):
-    flat(tmp_path, 100)
+def test_many_updates_leave_files_scratch_handles_and_memory_as_they_were(tmp_path):
+    flat(tmp_path, 200)
 
 
 @pytest.mark.soak
-def test_20000_updates_leave_files_scratch_and_handles_as_they_were(tmp_path):
+def test_20000_updates_leave_files_scratch_handles_and_memory_as_they_were(tmp_path):
     flat(tmp_path, 20_000)

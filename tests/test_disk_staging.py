@@ -529,7 +529,9 @@ def test_what_is_left_names_no_file_outside_the_array(tmp_path):
     leave(array, True)
     (tmp_path / "a" / f".jask_zarr.{DEAD}...%2Fvictim%2Ffile").write_text("bad")
     (tmp_path / "a" / f".jask_zarr.{DEAD}.{str(tmp_path / 'victim' / 'file').replace('/', '%2F')}").write_text("bad")
-    (tmp_path / "a" / ".jask_zarr.record").write_text(json.dumps([DEAD, "../victim", "../..", str(tmp_path)]))
+    (tmp_path / "a" / ".jask_zarr.record").write_text(
+        json.dumps([DEAD, "../victim", "../..", ".", 5, "\0", str(tmp_path)])
+    )
     np.testing.assert_array_equal(everything(BlockedArray.open(tmp_path / "a")), NEW)
     assert files(tmp_path / "victim") == ["file"]
     assert (tmp_path / "victim" / "file").read_text() == "precious"

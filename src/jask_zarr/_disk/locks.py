@@ -70,14 +70,19 @@ def forget(tags: Iterable[str]) -> None:
 
 def lock_of(directory: str) -> Lock | None:
     """The lock of a directory, if it has one."""
-    path = os.path.join(directory, LOCK)
     try:
-        text = os.readlink(path)
+        return Lock(*_text_of(os.path.join(directory, LOCK)).split("|", 2))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    return Lock(*text.split("|", 2))
+
+
+def _text_of(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def take(directory: str, tag: str) -> None:
@@ -113,11 +118,11 @@ def record_of(directory: str, tag: str) -> list[str] | None:
     """The other directories of a committed update, or None if it is not committed."""
     try:
         found = json.loads(Path(directory, RECORD).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     if not isinstance(found, list) or found[:1] != [tag]:
         return None
-    return [os.path.normpath(os.path.join(directory, way)) for way in found[1:]]
+    return [os.path.normpath(os.path.join(directory, way)) for way in found[1:] if isinstance(way, str)]
 
 
 def is_committed(directory: str, lock: Lock) -> bool:
