@@ -102,3 +102,19 @@ def test_programs_agree_with_jax(batch):
     agrees()
     if batch % 4 == 3:
         jax.clear_caches()  # what was compiled for one program is of no use to another
+
+
+FOUND = {
+    "a slice that ends within a row of what is reshaped": lambda a: jnp.reshape(a, (18, 7))[:9] * 2,
+    "and its gradient, of an array joined to itself": jax.grad(
+        lambda a: jnp.sum(jnp.sin(jnp.reshape(jnp.concatenate([a[:, :7], a[:, 7:]]), (9, 14))) * a)
+    ),
+}
+
+
+@pytest.mark.parametrize("chunks", [(9, 14), (3, 7), (2, 5)])
+@pytest.mark.parametrize("name", FOUND)
+def test_what_random_programs_have_found(name, chunks):
+    values = np.linspace(-1, 1, 9 * 14).reshape(9, 14).astype("float32")
+    found = jz.lift(FOUND[name])(jz.DiskArray.from_numpy(values, chunks=chunks))
+    np.testing.assert_allclose(found.to_numpy(), FOUND[name](jnp.asarray(values)), rtol=1e-5, atol=1e-6)

@@ -87,10 +87,10 @@ def _reshape_axis(
     """The leading dims of a group follow one label; the dims behind them are whole."""
     if axis is None or (len(a) == len(b) == 1):
         return axis, axis
-    if not axis.plain:
-        return None, None
     rest_before, rest_after = prod(before[d] for d in a[1:]), prod(after[d] for d in b[1:])
     common = gcd(rest_before, rest_after)
+    if not axis.plain or labels.sizes[axis.label] % (rest_before // common):
+        return None, None  # a slice of the result may end in the middle of the operand's rows
     labels.require_multiple(axis.label, rest_before // common)
     return Axis(axis.label, 0, rest_after // common, rest_before // common), axis
 
