@@ -127,7 +127,7 @@ def _hook(event, arguments):
     if event == "os.remove" and arguments[1] != -1:
         return  # relative to a folder that is open
     found, allowed = _writes[-1]
-    path = arguments[1] if event == "os.rename" else arguments[0]
+    path = arguments[1] if event in ("os.rename", "os.link", "os.symlink") else arguments[0]
     if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(os.fsdecode(path)).startswith(allowed):
         found.append((event, path))
 
