@@ -136,7 +136,7 @@ def _slice(draw: Any, n: int) -> slice:
 
 def take_rows(draw: Any, shapes: Sequence[Shape], x: int) -> Drawn:
     axis = draw(st.integers(0, len(shapes[x]) - 1))
-    rows = np.array(draw(st.lists(st.integers(0, shapes[x][axis] - 1), min_size=1, max_size=6)))
+    rows = np.array(draw(st.lists(st.integers(0, shapes[x][axis] - 1), min_size=1, max_size=6)), "int32")
     return f"take {rows.tolist()} axis={axis}", lambda xp, a: xp.take(a, rows, axis=axis), (x,)
 
 

@@ -105,6 +105,7 @@ def test_programs_agree_with_jax(batch):
 
 
 FOUND = {
+    "a joined array of which a part is reshaped": lambda a: jnp.concatenate([jnp.reshape(a, (126,)), a[0, :4]]),
     "a slice that ends within a row of what is reshaped": lambda a: jnp.reshape(a, (18, 7))[:9] * 2,
     "and its gradient, of an array joined to itself": jax.grad(
         lambda a: jnp.sum(jnp.sin(jnp.reshape(jnp.concatenate([a[:, :7], a[:, 7:]]), (9, 14))) * a)
