@@ -392,6 +392,14 @@ def test_nothing_is_saved_over_the_store_it_is_computed_from(change, where, tmp_
     np.testing.assert_array_equal(a.to_numpy(), values)
 
 
+@pytest.mark.parametrize("as_store", [str, Path, zarr.storage.LocalStore])
+def test_another_store_is_saved_over(as_store, tmp_path):
+    a = jz.DiskArray.from_numpy(np.ones((4, 4), "float32"), chunks=(2, 2), path=tmp_path / "a")
+    jz.zeros((4, 4), "float32").save(tmp_path / "b", chunks=(2, 2))
+    (a + 1).save(as_store(tmp_path / "b"), overwrite=True)
+    assert jz.open(tmp_path / "b").to_numpy().sum() == 32
+
+
 def test_a_zarr_store_object_is_recognised_as_its_own(tmp_path):
     a = jz.DiskArray.from_numpy(np.ones((4, 4), "float32"), chunks=(2, 2), path=tmp_path / "a")
     with pytest.raises(ValueError, match="update_"):
