@@ -37,6 +37,12 @@ def loss(a, b):
     return jnp.sum((a - b) ** 2)
 
 
+def beside_a_look_up(a):
+    """Two results, of which one needs rows that must be computed first."""
+    rows = jnp.arange(N) * 7 % N
+    return jnp.sum(a), jnp.sum(a * jnp.take(jnp.sin(jnp.arange(float(N))), rows)[:, None])
+
+
 # function, operands on disk, outputs on disk, passes that read, arrays read
 ONE_WALK = {
     "elementwise": (lambda a, b: jnp.tanh(a) * b + a, 2, (CHOOSE,), 1, 2),
@@ -47,6 +53,7 @@ ONE_WALK = {
     "an array and its transpose": (lambda a: a + a.T, 1, (CHOOSE,), 1, 2),
     "sums over both axes": (lambda a: (a.sum(0), a.sum(1), a.max()), 1, (None,) * 3, 1, 1),
     "reshape": (lambda a: a.reshape(N // 4, 4, N) * 2, 1, (CHOOSE,), 1, 1),
+    "beside a look-up": (beside_a_look_up, 1, (None, None), 1, 1),
     "a slice": (lambda a: a[: N // 2] * 2, 1, (CHOOSE,), 1, 0.5),
     "logistic regression": (lambda a, w: jnp.sum(jax.nn.sigmoid(a @ w)), 1, (None,), 1, 1),
 }

@@ -133,10 +133,21 @@ class _Planner:
                 levels[value] = 1 + max((level(v) for v in needs[value]), default=-1)
             return levels[value]
 
-        result: list[list[int]] = [[] for _ in range(1 + max((level(v) for v in targets), default=-1))]
+        latest = max((level(v) for v in targets), default=-1)
+        for value in sorted(targets, key=lambda v: -levels[v]):
+            levels[value] = self._later(value, levels, targets)
+        result: list[list[int]] = [[] for _ in range(1 + latest)]
         for value in targets:
             result[levels[value]].append(value)
         return result
+
+    def _later(self, value: int, levels: dict[int, int], targets: Sequence[int]) -> int:
+        """The level of a target; an output waits for others that read its arrays later, if none has to read now."""
+        own = levels[value]
+        together = [v for v in targets if self.reads[v] & self.reads[value]]
+        if any(v in self.kept and levels[v] == own for v in (value, *together)):
+            return own
+        return min((levels[v] for v in together if levels[v] > own), default=own)
 
     def _reach(self) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
         """For each value: the kept values it needs first, and the arrays on disk it reads."""

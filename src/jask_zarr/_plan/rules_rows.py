@@ -48,9 +48,11 @@ def row_gather_dim(equation: Equation) -> int | None:
 
 def reads_rows(equation: Equation) -> bool:
     """Whether the result is the rows of a table in the order of one vector of numbers."""
-    batch = len(out_shape(equation)) - len(equation.params["dimension_numbers"].offset_dims)
-    shared = equation.params["dimension_numbers"].operand_batching_dims
-    return batch == 1 and not shared and 0 not in (*shapes(equation)[0], *out_shape(equation))
+    numbers, table = equation.params["dimension_numbers"], shapes(equation)[0]
+    if numbers.operand_batching_dims or 0 in (*table, *out_shape(equation)):
+        return False
+    is_vector = len(out_shape(equation)) - len(numbers.offset_dims) == 1
+    return is_vector and all(table[dim] > 1 for dim in numbers.start_index_map)
 
 
 def access_gather(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
