@@ -11,6 +11,9 @@ from jax import lax
 import jask_zarr as jz
 from jask_zarr._plan import passes
 from jask_zarr._plan.tiles import choose_tiles
+from jask_zarr._run.buffers import BufferPool
+from jask_zarr._run.rows import read_listed
+from jask_zarr._run.tile import Listed
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.integers(-99, 99, size=(23, 6)).astype("float32")
@@ -120,3 +123,15 @@ def test_a_look_up_that_does_not_fit_is_read_in_parts(monkeypatch):
     got = float(jz.sum(jz.sqrt(jz.take(table, jnp.asarray(rows), axis=0))))
     want = np.sqrt(np.arange(400_000, dtype="float64")).reshape(4000, 100)[rows].sum()
     assert got == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 12])
+@pytest.mark.parametrize("start", range(-13, 25))
+def test_a_box_of_rows_may_lie_beyond_the_array(start, length):
+    """As the tiles of a joined array do, of each of its parts."""
+    values = np.arange(5 * 9, dtype="float32").reshape(5, 9)
+    source, rows = jz.DiskArray.from_numpy(values, chunks=(2, 7))._stored, [3, 0, 4]
+    found = np.full((3, length), -1, "float32")
+    read_listed(source, (Listed(np.asarray(rows)), start), found, BufferPool())
+    inside = [k for k in range(length) if 0 <= start + k < 9]
+    np.testing.assert_array_equal(found[:, inside], values[rows][:, [start + k for k in inside]])

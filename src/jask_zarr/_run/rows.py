@@ -33,8 +33,9 @@ def read_listed(source: Any, places: Sequence[Place], buffer: np.ndarray, pool: 
 
 
 def _running(start: int, length: int, size: int, chunk: int) -> Iterator[_Piece]:
-    for first in range(max(start, 0) // chunk * chunk, min(start + length, size), chunk):
-        a, b = max(first, start, 0), min(first + chunk, start + length, size)
+    begin, end = max(start, 0), min(start + length, size)
+    for first in range(begin // chunk * chunk, end, chunk) if begin < end else ():
+        a, b = max(first, begin), min(first + chunk, end)
         yield _Piece(a, b, slice(a - start, b - start), None)
 
 
