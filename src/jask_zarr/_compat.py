@@ -29,6 +29,7 @@ from jax._src import (
     hijax,
     pjit,
     source_info_util,
+    xla_bridge,
 )
 from jax._src.interpreters import ad, mlir
 from jax._src.interpreters import partial_eval as pe
@@ -56,6 +57,7 @@ __all__ = [
     "dense_maker",
     "evaluating",
     "exported",
+    "has_started",
     "hoist_constants",
     "inside",
     "is_attended",
@@ -422,3 +424,8 @@ def primitive_names() -> set[str]:
     for platform in mlir._platform_specific_lowerings.values():
         primitives |= set(platform)
     return {primitive.name for primitive in primitives}
+
+
+def has_started() -> bool:
+    """Has JAX set up its devices, and the threads that go with them?"""
+    return xla_bridge.backends_are_initialized()

@@ -12,6 +12,7 @@ __all__ = [
     "DamagedChunkError",
     "DenseCopyError",
     "DtypeMismatchError",
+    "ForkedProcessError",
     "IntegerOverflowError",
     "InvalidSizeError",
     "JaskZarrError",
@@ -103,6 +104,10 @@ class StoreBusyError(JaskZarrError, RuntimeError):
 
 class NotPortableError(JaskZarrError, TypeError):
     """What other processes would need, such as a store in memory, cannot be sent there."""
+
+
+class ForkedProcessError(JaskZarrError, RuntimeError):
+    """A child process, forked after JAX had started, was to compute: it would wait for ever for JAX's threads."""
 
 
 class WorkerLostError(JaskZarrError, RuntimeError):

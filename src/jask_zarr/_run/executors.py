@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 
-from jask_zarr import _config
+from jask_zarr import _compat, _config
+from jask_zarr.errors import ForkedProcessError
 
 _pool: ThreadPoolExecutor | None = None
 _leaves: ThreadPoolExecutor | None = None
+_lost_jax = False
 
 
 def here() -> Executor:
@@ -46,12 +48,23 @@ def in_leaves(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) ->
         future.result()
 
 
-def _forget_pool() -> None:
-    global _pool, _leaves
+def _forked() -> None:
+    global _pool, _leaves, _lost_jax
     _pool = _leaves = None
+    _lost_jax = _lost_jax or _compat.has_started()
 
 
-os.register_at_fork(after_in_child=_forget_pool)
+os.register_at_fork(after_in_child=_forked)
+
+
+def check_process() -> None:
+    """Refuse to compute in a child that was forked from a process in which JAX had threads."""
+    if _lost_jax:
+        raise ForkedProcessError(
+            "This process was forked after JAX had started, and has not got JAX's threads: to compute here would wait "
+            'for ever. Start processes by multiprocessing.get_context("spawn"), or fork before the first computation. '
+            "Stored arrays can be read (a.to_numpy())."
+        )
 
 
 def wanted_workers() -> int:

@@ -39,6 +39,7 @@ def run(
     ``inputs`` are `BlockedArray`s where the plan says on disk, else arrays. ``writers`` are None for outputs in memory,
     else objects with ``write_box(start, values)``.
     """
+    executors.check_process()
     values: dict[int, Any] = dict(zip(plan.program.inputs, inputs, strict=True))
     if executors.elsewhere() is not None:
         shipping.check(plan, values, writers)
