@@ -140,6 +140,27 @@ FAILURES = {
 }
 
 
+def test_a_training_step_reads_its_data_once_for_the_loss_and_once_for_all_updates(tmp_path: Path) -> None:
+    x = on_disk(np.random.default_rng(1).normal(size=(64, 4)).astype("float32"), (8, 4))
+    names = ("scale", "shift", "power")
+    params = {n: jz.DiskArray.from_numpy(np.ones(4, "float32"), path=tmp_path / n) for n in names}
+
+    def loss(p: Any, x: Any) -> Any:
+        return jz.mean(jz.square(jz.tanh(x * p["scale"] + p["shift"]) * p["power"]))
+
+    @jax.jit
+    def step(p: Any, x: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(p, x)
+        return {n: p[n].update_(p[n] - 0.1 * gradient[n]) for n in names}, value
+
+    with jz.io_cost() as cost:
+        params, value = step(params, x)
+        jz.compute(params)
+    small = 2 * len(names) * 4 * 4
+    assert 2 * x.nbytes <= cost.bytes_read <= 2 * x.nbytes + small
+    assert float(value) > 0
+
+
 @pytest.mark.parametrize("call", FAILURES.values(), ids=FAILURES.keys())
 def test_the_error_of_a_damaged_chunk_arrives_as_it_was_raised(call: Callable[..., Any], tmp_path: Path) -> None:
     x = jz.DiskArray.from_numpy(X, chunks=(2, 4), path=tmp_path / "x.zarr", compressors="auto")
