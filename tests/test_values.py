@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 import jask_zarr as jz
+from jask_zarr._plan import tiles
 from jask_zarr._tracing import force
 
 X = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
@@ -423,3 +424,44 @@ def test_what_was_written_over_is_stale_even_if_it_looks_the_same(write, tmp_pat
         with pytest.raises(jz.errors.StaleArrayError):
             old.to_numpy()
     assert new.to_numpy().sum() == 0
+
+
+PARTS = {  # function, chunks that it reads of 40
+    "a row": (lambda xp, a: a[7], 1),
+    "the last row": (lambda xp, a: a[-1], 1),
+    "a slice of one": (lambda xp, a: a[3:4], 1),
+    "an element": (lambda xp, a: a[7, 3, 5], 1),
+    "a row's mean": (lambda xp, a: xp.mean(a[7]), 1),
+    "the difference of rows": (lambda xp, a: a[9] - a[7], 2),
+    "some rows": (lambda xp, a: a[7:10] * 2, 3),
+    "rows backwards": (lambda xp, a: a[3::-1], 4),
+    "rows sorted": (lambda xp, a: xp.sort(a[:5], axis=0), 5),
+    "rows added up": (lambda xp, a: xp.cumsum(a[:5], axis=0), 5),
+    "a part, whole": (lambda xp, a: xp.max(a[4:6], axis=(0, 1)), 2),
+    "what is split off": (lambda xp, a: xp.split(a, 10)[2], 4),
+    "a row of a row's neighbours": (lambda xp, a: (a[5:8] * 2)[1], 3),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_reads_its_chunks_and_no_others(name, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_BYTES", 1 << 12)
+    function, chunks = PARTS[name]
+    values = np.random.default_rng(0).normal(size=(40, 16, 128)).astype("float32")
+    a = jz.DiskArray.from_numpy(values, chunks=(1, 16, 128))
+    jz.set_memory_budget("200kB")
+    with jz.io_cost() as cost:
+        found = np.asarray(function(jz, a))
+    np.testing.assert_allclose(found, function(jnp, jnp.asarray(values)), rtol=1e-5, atol=1e-6)
+    assert cost.blocks_read <= chunks
+
+
+def test_microbatches_of_a_part_read_the_part_alone():
+    values = np.random.default_rng(0).normal(size=(100_000, 16)).astype("float32")
+    a = jz.DiskArray.from_numpy(values, chunks=(1000, 16))
+    jz.set_memory_budget("3MB")
+    total = jz.jit(lambda a: jax.lax.scan(lambda c, m: (c + jnp.mean(m**2), None), 0.0, a.reshape(10, 100, 16))[0])
+    with jz.io_cost() as cost:
+        found = float(total(a[2000:3000]))
+    assert found == pytest.approx(np.square(values[2000:3000]).reshape(10, -1).mean(1).sum(), rel=1e-5)
+    assert cost.blocks_read == 1

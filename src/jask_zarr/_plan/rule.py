@@ -76,6 +76,15 @@ def fresh(size: int, labels: Labels) -> Axis | None:
     return Axis(labels.fresh(size)) if size > 1 else None
 
 
+def fixed(size: int, labels: Labels) -> Axis | None:
+    """An axis that is never cut: a part of a dim that is always needed as a whole. None if there is nothing in it."""
+    if not size:
+        return None
+    label = labels.fresh(size)
+    labels.require_multiple(label, size)
+    return Axis(label)
+
+
 def bind(equation: Equation, operands: Arrays, **changes: Any) -> Any:
     return equation.primitive.bind(*operands, **{**equation.params, **changes})
 

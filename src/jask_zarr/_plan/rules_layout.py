@@ -15,7 +15,10 @@ from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index, Labels, Origin
 from jask_zarr._plan.program import Equation
-from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, out_shape, shapes, whole
+from jask_zarr._plan.rule import Access, Arrays, Tile, access_whole, along, fixed, out_shape, shapes, whole
+
+LARGE = 1 << 16
+"""Elements from which a part is read by itself although its place must be known first."""
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
@@ -112,7 +115,7 @@ def shift(axis: Axis | None, start: int, stride: int = 1) -> tuple[Axis | None, 
 
 
 def access_slice(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
-    starts = equation.params["start_indices"]
+    starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
     strides = equation.params["strides"] or (1,) * len(starts)
     before, after = shapes(equation)[0], out_shape(equation)
     operand, computed = [], []
@@ -121,6 +124,8 @@ def access_slice(equation: Equation, slot: int, index: Index, labels: Labels) ->
             moved, followed = axis, True
         else:
             moved, followed = shift(axis, starts[d], strides[d])
+            if moved is None:
+                moved, _ = shift(fixed(limits[d] - starts[d], labels), starts[d])
         operand.append(moved)
         computed.append(axis if followed else None)
     return Access((tuple(operand),), tuple(computed))
@@ -129,15 +134,11 @@ def access_slice(equation: Equation, slot: int, index: Index, labels: Labels) ->
 def evaluate_slice(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
     strides = equation.params["strides"] or (1,) * len(starts)
-    cut = [
-        slice(None)
-        if access.operands[0][d] is not None and strides[d] == 1
-        else slice(None, None, strides[d])
-        if access.operands[0][d] is not None
-        else slice(starts[d], limits[d], strides[d])
-        for d in range(len(starts))
-    ]
-    return operands[0][tuple(cut)]
+    parts = (
+        slice(start, limit, stride) if axis is None else slice(None, None, stride)
+        for axis, start, limit, stride in zip(access.operands[0], starts, limits, strides, strict=True)
+    )
+    return operands[0][tuple(parts)]
 
 
 def access_unstack(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
@@ -147,7 +148,7 @@ def access_unstack(equation: Equation, slot: int, index: Index, labels: Labels) 
 
 def access_split(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
     d, sizes = equation.params["axis"], equation.params["sizes"]
-    axis, _ = shift(index[d], sum(sizes[:slot]))
+    axis, _ = shift(index[d] or fixed(sizes[slot], labels), sum(sizes[:slot]))
     return Access(((*index[:d], axis, *index[d + 1 :]),), index)
 
 
@@ -235,6 +236,8 @@ def access_dynamic_slice(equation: Equation, slot: int, index: Index, labels: La
     before, after = shapes(equation)[0], out_shape(equation)
     operand: list[Axis | None] = []
     for d, axis in enumerate(index):
+        if axis is None and before[d] != after[d] and prod(before) > LARGE:
+            axis = fixed(after[d], labels)
         if axis is not None and before[d] != after[d]:
             origin = Origin(equation.inputs[1 + d], before[d] - after[d])
             axis = axis._replace(origins=(*axis.origins, origin))

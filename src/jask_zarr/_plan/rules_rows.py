@@ -23,6 +23,7 @@ from jask_zarr._plan.rule import (
     along,
     bind,
     evaluate_source,
+    fixed,
     fresh,
     out_shape,
     shapes,
@@ -79,7 +80,8 @@ def access_gather(equation: Equation, slot: int, index: Index, labels: Labels) -
 
 def _access_rows(equation: Equation, index: Index, labels: Labels, dim: int) -> Access:
     shape, place = shapes(equation)[0], _row_place(equation)
-    axis = index[place] or _uncut(out_shape(equation)[place], labels)
+    axis = index[place] or fixed(out_shape(equation)[place], labels)
+    assert axis is not None, "a look-up of no rows does not come here"
     window = [index[d] for d in equation.params["dimension_numbers"].offset_dims]
     operand = _table_index(shape, dim, axis.looked_up(equation.inputs[1], shape[dim] - 1), (), (), window)
     labels.separate(axis.label for axis in axes(operand))
@@ -90,12 +92,6 @@ def _row_place(equation: Equation) -> int:
     """The dim of the result along which rows follow each other."""
     offsets = equation.params["dimension_numbers"].offset_dims
     return next(d for d in range(len(out_shape(equation))) if d not in offsets)
-
-
-def _uncut(size: int, labels: Labels) -> Axis:
-    label = labels.fresh(size)
-    labels.require_multiple(label, size)
-    return Axis(label)
 
 
 def _table_index(
