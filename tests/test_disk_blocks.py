@@ -14,6 +14,7 @@ import pytest
 import zarr
 from zarr.storage import LocalStore, MemoryStore, ZipStore
 
+import jask_zarr as jz
 from jask_zarr._disk import BlockedArray, SpillFile, dtypes, io_cost, stores
 from jask_zarr.errors import (
     ArrayNotFoundError,
@@ -571,3 +572,30 @@ def test_scratch_arrays_are_blocked_arrays():
     spill = SpillFile.create((7, 5), "f4", (3, 2))
     spill.write_box((0, 0), VALUES)
     np.testing.assert_array_equal(everything(BlockedArray.open(spill.path)), VALUES)
+
+
+REFUSED = {
+    "a chunk beyond the budget": dict(chunks=(1000, 1000)),
+    "a shard beyond the budget": dict(chunks=(5, 5), shards=(1000, 1000)),
+    "no length": dict(chunks=(0, 5)),
+    "a negative length": dict(chunks=(-2, 5)),
+    "a fraction": dict(chunks=(2.7, 5)),
+    "too few lengths": dict(chunks=(5,)),
+    "another format": dict(zarr_format=4),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_leaves_what_was_to_be_replaced(name, tmp_path):
+    before = BlockedArray.from_numpy(np.full((50, 40), 7, "f4"), tmp_path / "a")
+    jz.set_memory_budget("64kB")
+    for where in ("a", "b"):
+        with pytest.raises((ValueError, TypeError, MemoryError)):
+            BlockedArray.create(tmp_path / where, (50, 40), "f4", overwrite=True, **REFUSED[name])
+    np.testing.assert_array_equal(before.read_box((0, 0), (50, 40)), 7)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_whole_dimension_is_minus_one(tmp_path):
+    assert BlockedArray.create(tmp_path / "a", (50, 40), "f4", chunks=(-1, 8)).chunks == (50, 8)
+    assert BlockedArray.create(tmp_path / "b", (50, 40), "f4", chunks=10).chunks == (10, 10)

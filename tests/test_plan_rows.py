@@ -135,3 +135,21 @@ def test_a_box_of_rows_may_lie_beyond_the_array(start, length):
     read_listed(source, (Listed(np.asarray(rows)), start), found, BufferPool())
     inside = [k for k in range(length) if 0 <= start + k < 9]
     np.testing.assert_array_equal(found[:, inside], values[rows][:, [start + k for k in inside]])
+
+
+FAR = np.array([0, 5, 99, -99, -6], "int32")
+
+
+@pytest.mark.parametrize("mode", [None, "clip", "drop", "promise_in_bounds"])
+@pytest.mark.parametrize("method", ["add", "set", "max"])
+def test_rows_beyond_the_table_are_added_where_jax_adds_them(mode, method):
+    table = TABLE[:6]
+    add = lambda t: getattr(t.at[jnp.asarray(FAR)], method)(200.0, mode=mode)  # noqa: E731
+    np.testing.assert_array_equal(np.asarray(jz.lift(add)(on_disk(table, 4))), add(jnp.asarray(table)))
+
+
+def test_gradients_of_rows_beyond_the_table_are_those_of_jax():
+    table = TABLE[:6]
+    gradient = jax.grad(lambda t: jnp.sum(t[jnp.asarray(FAR)]))
+    for run in (jz.lift, jz.jit):
+        np.testing.assert_array_equal(np.asarray(run(gradient)(on_disk(table, 4))), gradient(jnp.asarray(table)))

@@ -146,7 +146,7 @@ def test_what_it_refuses(tmp_path):
         jz.rechunk(a, 8, shards=(16, 16))
     with pytest.raises(TypeError, match="rechunk stores a DiskArray"):
         jz.rechunk(SQUARE, 8)
-    with pytest.raises(ValueError, match="have 1 dimensions"):
+    with pytest.raises(ValueError, match="one length for each dimension"):
         jz.rechunk(a, (8,))
     with pytest.raises(FileExistsError):
         jz.rechunk(a, 4, tmp_path / "a.zarr")

@@ -5,9 +5,13 @@ some shape into chunks of one size; the chunks at the far end may reach beyond t
 are clipped to it here. All functions are pure and none enumerates a grid unless asked to.
 """
 
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import isqrt, prod
+from typing import Any, SupportsIndex
+
+from .errors import ShapeMismatchError
 
 Index = tuple[int, ...]
 Box = tuple[Index, Index]
@@ -20,6 +24,26 @@ def ceil_div(a: int, b: int) -> int:
     3
     """
     return -(-a // b)
+
+
+def chunk_shape(chunks: int | Sequence[int], shape: Index) -> Index:
+    """The shape of a chunk as a user gives it: one number stands for all dimensions, -1 for a whole one.
+
+    >>> chunk_shape((2, -1), (6, 5))
+    (2, 5)
+    """
+    lengths = (chunks,) * len(shape) if isinstance(chunks, SupportsIndex) else tuple(chunks)
+    if len(lengths) != len(shape):
+        raise ShapeMismatchError(f"chunks {lengths} must have one length for each dimension of {shape}.")
+    return tuple(_length(operator.index(c), n, lengths) for c, n in zip(lengths, shape, strict=True))
+
+
+def _length(chunk: int, size: int, chunks: Sequence[Any]) -> int:
+    if chunk == -1 or (chunk == 0 and size == 0):
+        return max(size, 1)
+    if chunk < 1:
+        raise ShapeMismatchError(f"chunks {tuple(chunks)}: {chunk} is no length; -1 stands for the whole dimension.")
+    return chunk
 
 
 def grid_shape(shape: Index, chunks: Index) -> Index:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from jask_zarr import _chunks
 from jask_zarr._disk.packing import PACKING_ATTRIBUTES
 from jask_zarr._tracing.creation import stored_if
 from jask_zarr._tracing.decoded import DecodedArray
@@ -59,7 +58,7 @@ def rechunk(
             f"rechunk stores a DiskArray in other chunks, not a {type(a).__name__}: inside a compiled function chunks "
             "are no part of an array; store one that is in memory with DiskArray.from_numpy(x, chunks=...)"
         )
-    chunks = _whole(chunks, a.shape)
+    chunks = _chunks.chunk_shape(chunks, a.shape)
     keywords |= {} if compressors == "keep" else {"compressors": compressors}
     keywords |= {} if zarr_format is None else {"zarr_format": zarr_format}
     keywords |= {} if shards is None else {"shards": tuple(shards)}
@@ -68,13 +67,6 @@ def rechunk(
     if keywords:
         raise TypeError(f"{', '.join(keywords)}: only for an array at a path, rechunk(a, chunks, path, ...)")
     return stored_if(a, {"chunks": chunks})
-
-
-def _whole(chunks: int | Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    chunks = (chunks,) * len(shape) if isinstance(chunks, int | np.integer) else tuple(chunks)
-    if len(chunks) != len(shape):
-        raise ValueError(f"chunks {chunks} have {len(chunks)} dimensions, the array of shape {shape} has {len(shape)}")
-    return tuple(max(n, 1) if c == -1 else int(c) for c, n in zip(chunks, shape, strict=True))
 
 
 def _kept(a: DiskArray, zarr_format: int | None) -> dict[str, Any]:

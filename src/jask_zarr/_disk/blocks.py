@@ -85,8 +85,6 @@ class BlockedArray:
         self._seen = _signature(self._metadata_file)
         self._pinned = False
         self._staged_at: str | None = None
-        chunk_bytes = prod(self.write_chunks) * self.dtype.itemsize
-        self._padded_bytes = chunk_bytes if chunk_bytes > 4 * self.nbytes else 0
 
     @classmethod
     def open(cls, source: Any, path: str | None = None, mode: str = "r+", *, engine: str | None = None) -> Self:
@@ -163,13 +161,17 @@ class BlockedArray:
         place = stores.place_of(source, path)
         if getattr(place.store, "read_only", False):
             raise ReadOnlyStoreError(f"No array can be created at {place}: it is read-only.")
+        if zarr_format not in (2, 3):
+            raise ValueError(f"zarr_format is 2 or 3, not {zarr_format!r}.")
+        chunks = _chunks_for(shape, chunks, stored.itemsize)
+        _check_padding(chunks if shards is None else _chunks.chunk_shape(shards, shape), shape, stored.itemsize, place)
         try:
             array = zarr.create_array(
                 place.store,
                 name=place.path or None,
                 shape=shape,
                 dtype=stored,
-                chunks=_chunks_for(shape, chunks, stored.itemsize),
+                chunks=chunks,
                 shards=None if shards is None else tuple(shards),
                 compressors=compressors,
                 filters=filters,
@@ -304,7 +306,7 @@ class BlockedArray:
                 f"Chunk {error.index} of the array at {self._place} cannot be decoded: {error.reason}."
             ) from error
         except MemoryError as error:
-            raise self._too_large(prod(self.chunks) * self.dtype.itemsize) from error
+            raise _too_large(prod(self.chunks) * self.dtype.itemsize, self._place) from error
         if cost.counting():
             cost.count_read(*self._touched(start, stop, self.chunks))
 
@@ -367,15 +369,7 @@ class BlockedArray:
     # --- checks ---
 
     def _check_padding(self) -> None:
-        """Refuse chunks beyond the budget that the array's size, by which plans are made, does not show."""
-        if self._padded_bytes > _config.memory_budget():
-            raise self._too_large(self._padded_bytes)
-
-    def _too_large(self, nbytes: int) -> MemoryBudgetError:
-        return MemoryBudgetError(
-            f"A chunk of the array at {self._place} takes {nbytes:,} bytes when it is decoded, which the memory budget "
-            f"of {_config.memory_budget():,} bytes has no room for; rewrite the array with smaller chunks."
-        )
+        _check_padding(self.write_chunks, self.shape, self.dtype.itemsize, self._place)
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyStoreError` if nothing can be written."""
@@ -443,6 +437,20 @@ def _check_sizes(array: zarr.Array, place: stores.Place) -> None:
         raise NotAnArrayError(f"The array at {place} has chunks of {chunks}, which cannot make up {array.shape}.")
 
 
+def _check_padding(chunks: Index, shape: Index, itemsize: int, place: stores.Place) -> None:
+    """Refuse chunks beyond the budget that the array's size, by which plans are made, does not show."""
+    nbytes = prod(chunks) * itemsize
+    if nbytes > 4 * prod(shape) * itemsize and nbytes > _config.memory_budget():
+        raise _too_large(nbytes, place)
+
+
+def _too_large(nbytes: int, place: stores.Place) -> MemoryBudgetError:
+    return MemoryBudgetError(
+        f"A chunk of the array at {place} takes {nbytes:,} bytes when it is decoded, which the memory budget "
+        f"of {_config.memory_budget():,} bytes has no room for; rewrite the array with smaller chunks."
+    )
+
+
 def _zarr_mode(place: stores.Place, mode: str) -> str:
     return "r" if getattr(place.store, "read_only", False) else mode
 
@@ -450,9 +458,7 @@ def _zarr_mode(place: stores.Place, mode: str) -> str:
 def _chunks_for(shape: Index, chunks: Sequence[int] | None, itemsize: int) -> Index:
     if chunks is None:
         return _chunks.default_chunks(shape, itemsize)
-    if len(chunks) != len(shape):
-        raise ShapeMismatchError(f"chunks {tuple(chunks)} must have one length for each dimension of {shape}.")
-    return tuple(max(int(c), 1) for c in chunks)
+    return _chunks.chunk_shape(chunks, shape)
 
 
 def _serializer(serializer: Any, dtype: np.dtype, zarr_format: int) -> Any:

@@ -270,7 +270,7 @@ def _scatter_rows(
 ) -> jax.Array:
     """Scatter to the rows that lie in this tile; the others are out of range, and dropped."""
     rows = rows.astype(jnp.int64)
-    if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+    if equation.params["mode"] == lax.GatherScatterMode.CLIP:  # XLA drops what was promised to be in bounds, too
         rows = jnp.clip(rows, 0, shapes(equation)[0][dim] - 1)
     local = rows if axis is None else rows - tile.start(axis)
     local = jnp.where(local < 0, base.shape[dim], local)
