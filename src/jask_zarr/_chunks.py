@@ -26,10 +26,10 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def chunk_shape(chunks: int | Sequence[int], shape: Index) -> Index:
+def normalize_chunks(chunks: int | Sequence[int], shape: Index) -> Index:
     """The shape of a chunk as a user gives it: one number stands for all dimensions, -1 for a whole one.
 
-    >>> chunk_shape((2, -1), (6, 5))
+    >>> normalize_chunks((2, -1), (6, 5))
     (2, 5)
     """
     lengths = (chunks,) * len(shape) if isinstance(chunks, SupportsIndex) else tuple(chunks)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jask_zarr._picture import Block, svg
+from jask_zarr import _picture
 from jask_zarr._plan import Plan
 from jask_zarr._plan.chains import Chain, chains
 from jask_zarr._plan.labels import Index
@@ -68,17 +68,17 @@ class Explanation:
         >>> jz.explain(jz.ones((4, 4)) + 1).svg()[:4]
         '<svg'
         """
-        return svg([_block(self.plan, number, p) for number, p in enumerate(self.plan.passes, 1)])
+        return _picture.svg([_block(self.plan, number, p) for number, p in enumerate(self.plan.passes, 1)])
 
     _repr_svg_ = svg
 
 
-def _block(plan: Plan, number: int, p: Pass) -> Block:
+def _block(plan: Plan, number: int, p: Pass) -> _picture.Block:
     computed = [f"{name} {times}×" if times > 1 else name for name, times in _operations(p).items()]
     loops = [f"{loop.size} by {loop.tile}: {loop.count} tiles" for loop in p.loops]
     memory = f"{size(p.tiling.traffic)} in, peak {size(p.tiling.resident)}"
     title = f"pass {number}: {p.tiles} tiles, {p.tiling.workers} at a time"
-    return Block(
+    return _picture.Block(
         (title, *loops, *computed, memory),
         tuple((_source(plan, stream), _stream(plan, stream)) for stream in p.streams),
         tuple(_yielded(plan, result, d) for result in p.results for d in result.destinations),

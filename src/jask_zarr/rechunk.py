@@ -58,7 +58,7 @@ def rechunk(
             f"rechunk stores a DiskArray in other chunks, not a {type(a).__name__}: inside a compiled function chunks "
             "are no part of an array; store one that is in memory with DiskArray.from_numpy(x, chunks=...)"
         )
-    chunks = _chunks.chunk_shape(chunks, a.shape)
+    chunks = _chunks.normalize_chunks(chunks, a.shape)
     keywords |= {} if compressors == "keep" else {"compressors": compressors}
     keywords |= {} if zarr_format is None else {"zarr_format": zarr_format}
     keywords |= {} if shards is None else {"shards": tuple(shards)}

@@ -85,6 +85,7 @@ class BlockedArray:
         self._seen = _signature(self._metadata_file)
         self._pinned = False
         self._staged_at: str | None = None
+        self._padded_bytes = _padded_bytes(self.write_chunks, self.shape, self.dtype.itemsize)
 
     @classmethod
     def open(cls, source: Any, path: str | None = None, mode: str = "r+", *, engine: str | None = None) -> Self:
@@ -164,7 +165,8 @@ class BlockedArray:
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format is 2 or 3, not {zarr_format!r}.")
         chunks = _chunks_for(shape, chunks, stored.itemsize)
-        _check_padding(chunks if shards is None else _chunks.chunk_shape(shards, shape), shape, stored.itemsize, place)
+        written = chunks if shards is None else _chunks.normalize_chunks(shards, shape)
+        _check_padding(_padded_bytes(written, shape, stored.itemsize), place)
         try:
             array = zarr.create_array(
                 place.store,
@@ -298,7 +300,7 @@ class BlockedArray:
         return out
 
     def _read(self, start: Index, stop: Index, out: np.ndarray) -> None:
-        self._check_padding()
+        _check_padding(self._padded_bytes, self._place)
         try:
             self._engine.read(start, stop, out)
         except BadChunk as error:
@@ -340,7 +342,7 @@ class BlockedArray:
             self._write(start, stop, values)
 
     def _write(self, start: Index, stop: Index, values: np.ndarray) -> None:
-        self._check_padding()
+        _check_padding(self._padded_bytes, self._place)
         try:
             self._engine.write(start, values)
         except OSError as error:
@@ -367,9 +369,6 @@ class BlockedArray:
         return twin
 
     # --- checks ---
-
-    def _check_padding(self) -> None:
-        _check_padding(self.write_chunks, self.shape, self.dtype.itemsize, self._place)
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyStoreError` if nothing can be written."""
@@ -437,11 +436,16 @@ def _check_sizes(array: zarr.Array, place: stores.Place) -> None:
         raise NotAnArrayError(f"The array at {place} has chunks of {chunks}, which cannot make up {array.shape}.")
 
 
-def _check_padding(chunks: Index, shape: Index, itemsize: int, place: stores.Place) -> None:
-    """Refuse chunks beyond the budget that the array's size, by which plans are made, does not show."""
+def _padded_bytes(chunks: Index, shape: Index, itemsize: int) -> int:
+    """Bytes of a chunk that the array's size, by which plans are made, does not show; else 0."""
     nbytes = prod(chunks) * itemsize
-    if nbytes > 4 * prod(shape) * itemsize and nbytes > _config.memory_budget():
-        raise _too_large(nbytes, place)
+    return nbytes if nbytes > 4 * prod(shape) * itemsize else 0
+
+
+def _check_padding(padded_bytes: int, place: stores.Place) -> None:
+    """Refuse such chunks if they are beyond the budget."""
+    if padded_bytes > _config.memory_budget():
+        raise _too_large(padded_bytes, place)
 
 
 def _too_large(nbytes: int, place: stores.Place) -> MemoryBudgetError:
@@ -458,7 +462,7 @@ def _zarr_mode(place: stores.Place, mode: str) -> str:
 def _chunks_for(shape: Index, chunks: Sequence[int] | None, itemsize: int) -> Index:
     if chunks is None:
         return _chunks.default_chunks(shape, itemsize)
-    return _chunks.chunk_shape(chunks, shape)
+    return _chunks.normalize_chunks(chunks, shape)
 
 
 def _serializer(serializer: Any, dtype: np.dtype, zarr_format: int) -> Any:
