@@ -4,8 +4,12 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from hypothesis import settings
 
 import jask_zarr as jz
+
+settings.register_profile("same", derandomize=True)  # a change decides whether the suite passes, not the day
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,11 @@
 """Both engines read and write the same bytes, whatever the format, codec, order and byte order."""
 
+import json
+import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
+import google_crc32c
 import ml_dtypes
 import numcodecs
 import numpy as np
@@ -16,7 +19,7 @@ from zarr.storage import LocalStore
 from jask_zarr import _chunks
 from jask_zarr._disk import BlockedArray
 from jask_zarr._disk.codecs import decompress
-from jask_zarr.errors import DamagedChunkError
+from jask_zarr.errors import DamagedChunkError, MemoryBudgetError
 
 SHAPE, CHUNKS, SHARDS = (7, 5, 4), (3, 2, 4), (6, 4, 4)
 V2_COMPRESSORS = {
@@ -263,6 +266,26 @@ def test_a_damaged_shard_is_an_error(tmp_path, spoil, location):
     file.write_bytes(spoil(file.read_bytes()))
     with pytest.raises(DamagedChunkError, match=r"Chunk \([01], [01], 0\)"):
         everything(BlockedArray.open(tmp_path / "a"))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("place", [(2**40, 8), (0, 2**40), (0, 2**62), (2**62, 2**62), (2**64 - 2, 2**64 - 1)])
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("engine", [None, "zarr"])
+def test_a_shard_whose_index_leads_elsewhere_is_an_error(tmp_path, engine, checked, place):
+    create(tmp_path / "a", shards=SHARDS)
+    metadata = tmp_path / "a" / "zarr.json"
+    document = json.loads(metadata.read_text())
+    index_codecs = document["codecs"][0]["configuration"]["index_codecs"]
+    del index_codecs[2 if checked else 1 :]
+    metadata.write_text(json.dumps(document))
+    zarr.open_array(LocalStore(tmp_path / "a"))[:] = 1
+    index = np.array([place] * 4, "<u8").tobytes()
+    index += google_crc32c.value(index).to_bytes(4, "little") if checked else b""
+    file = tmp_path / "a" / "c" / "0" / "0" / "0"
+    file.write_bytes(file.read_bytes()[: -len(index)] + index)
+    with pytest.raises((DamagedChunkError, MemoryBudgetError), match=re.escape(str(tmp_path / "a"))):
+        everything(BlockedArray.open(tmp_path / "a", engine=engine))
 
 
 @settings(deadline=None)

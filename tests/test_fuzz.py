@@ -1,7 +1,8 @@
 """Damaged and hostile metadata: an error of ours or a right read, and nothing outside the store.
 
 Mutations of ``zarr.json``, ``.zarray`` and ``.zattrs``, in their JSON and in their bytes. What is
-read is what plain zarr reads. The number of mutations is a cut; ``-m soak`` runs 5,000.
+read is what plain zarr reads. The number of mutations is a cut, always the same; ``-m soak`` runs
+5,000 that are others each time.
 """
 
 import copy
@@ -183,7 +184,7 @@ def reads_right(store):
 
 
 def test_mutated_metadata_is_refused_or_read_right(originals, tmp_path):
-    assert 5 < fuzz(originals, tmp_path, 300, seed=random.randrange(2**32)) < 290
+    assert 5 < fuzz(originals, tmp_path, 300, seed=300) < 290
 
 
 @pytest.mark.soak

@@ -164,7 +164,7 @@ def regridded(draw):
     return shape, before, after, shards, draw(st.sampled_from([4_000, 20_000, 1_000_000]))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None)
 @given(regridded())
 def test_any_grid_into_any_other(case):
     shape, before, after, shards, budget = case
@@ -193,7 +193,7 @@ def nested(draw):
     return shape, *grids, draw(st.integers(1, 500))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(nested())
 def test_the_grid_between_nests_in_both(case):
     shape, source, target, volume = case

@@ -29,7 +29,7 @@ from ..errors import (
     ShapeMismatchError,
     StaleArrayError,
 )
-from . import atomic, cost, grids, stores
+from . import atomic, cost, grids, stores, swap
 from .dtypes import check_supported, native_dtype
 from .engines import BadChunk, Engine, choose_engine
 from .packing import packing_text
@@ -110,6 +110,7 @@ class BlockedArray:
             raise ValueError(f"mode is 'r' or 'r+', not {mode!r}.")
         place = stores.place_of(source, path, read_only=mode == "r")
         if place.directory is not None:
+            swap.recover_missing(place.directory)
             atomic.recover(os.path.realpath(place.directory))
         array = stores.open_zarr(place, _zarr_mode(place, mode))
         check_supported(array.dtype, f"The array at {place}")
@@ -308,7 +309,11 @@ class BlockedArray:
                 f"Chunk {error.index} of the array at {self._place} cannot be decoded: {error.reason}."
             ) from error
         except MemoryError as error:
-            raise _too_large(prod(self.chunks) * self.dtype.itemsize, self._place) from error
+            nbytes = prod(self.chunks) * self.dtype.itemsize
+            raise MemoryBudgetError(
+                f"There is not memory enough to decode chunks of the array at {self._place}: each takes {nbytes:,} "
+                f"bytes, if its file is undamaged. Free memory, or rewrite the array with smaller chunks."
+            ) from error
         if cost.counting():
             cost.count_read(*self._touched(start, stop, self.chunks))
 
@@ -445,14 +450,10 @@ def _padded_bytes(chunks: Index, shape: Index, itemsize: int) -> int:
 def _check_padding(padded_bytes: int, place: stores.Place) -> None:
     """Refuse such chunks if they are beyond the budget."""
     if padded_bytes > _config.memory_budget():
-        raise _too_large(padded_bytes, place)
-
-
-def _too_large(nbytes: int, place: stores.Place) -> MemoryBudgetError:
-    return MemoryBudgetError(
-        f"A chunk of the array at {place} takes {nbytes:,} bytes when it is decoded, which the memory budget "
-        f"of {_config.memory_budget():,} bytes has no room for; rewrite the array with smaller chunks."
-    )
+        raise MemoryBudgetError(
+            f"A chunk of the array at {place} takes {padded_bytes:,} bytes when it is decoded, which the memory budget "
+            f"of {_config.memory_budget():,} bytes has no room for; rewrite the array with smaller chunks."
+        )
 
 
 def _zarr_mode(place: stores.Place, mode: str) -> str:

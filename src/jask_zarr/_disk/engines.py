@@ -38,9 +38,9 @@ from .grids import chunks_touching
 
 
 class BadChunk(Exception):
-    """A chunk that cannot be decoded: its index and the reason."""
+    """A chunk that cannot be decoded: its index, or where it is, and the reason."""
 
-    def __init__(self, index: Index, reason: object) -> None:
+    def __init__(self, index: Index | str, reason: object) -> None:
         super().__init__(index, reason)
         self.index, self.reason = index, reason
 
@@ -101,20 +101,23 @@ class ZarrEngine:
         try:
             self._read(start, stop, _bits(out))
         except (ValueError, RuntimeError, TypeError, ArithmeticError, EOFError) as error:
-            raise self._find_bad_chunk(start, stop) or error from error
+            raise self._bad_chunk(start, stop, error) from error
 
     def _read(self, start: Index, stop: Index, out: np.ndarray) -> None:
         values: Any = out
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(values)
-        self.array.get_basic_selection(box_slices(start, stop), out=target)
+        try:
+            self.array.get_basic_selection(box_slices(start, stop), out=target)
+        except ExceptionGroup as group:  # of the parts of one shard
+            raise _first(group) from group
 
-    def _find_bad_chunk(self, start: Index, stop: Index) -> BadChunk | None:
+    def _bad_chunk(self, start: Index, stop: Index, reason: Exception) -> BadChunk:
         for index, (a, b) in chunks_touching(self.array, start, stop):
             try:
                 self._read(a, b, np.empty(box_shape(a, b), self.array.dtype))
             except Exception as error:
                 return BadChunk(index, error)
-        return None
+        return BadChunk(f"in {start} to {stop}", reason)  # by itself each can be read
 
     def write(self, start: Index, values: np.ndarray) -> None:
         """See `Engine.write`."""
@@ -128,6 +131,10 @@ class ZarrEngine:
     def staged_at(self, prefix: str) -> "ZarrEngine":
         """See `Engine.staged_at`."""
         return ZarrEngine(_twin(self.array, StorePath(_FlatStore(prefix), "")))
+
+
+def _first(error: Exception) -> Exception:
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 class _FlatStore(LocalStore):
@@ -222,7 +229,7 @@ class FileEngine:
                 if places is None:
                     places = self._places(file, size)
                 place = places[*(i % n for i, n in zip(index, places.shape, strict=False))]
-                self._decode(file, int(place[0]), int(place[1]), target, (a, b, box[0]))
+                self._decode(file, *_inside(size, *map(int, place)), target, (a, b, box[0]))
             except _BAD as error:
                 raise BadChunk(index, error) from error
 
@@ -312,6 +319,12 @@ _ABSENT = (_MISSING, _MISSING)
 
 def _index_bytes(grid: Index) -> int:
     return 16 * prod(grid) + 4
+
+
+def _inside(size: int, offset: int, length: int) -> tuple[int, int]:
+    if (offset, length) != _ABSENT and offset + length > size:
+        raise ValueError(f"the shard has {size} bytes, and the chunk would be {length} bytes from {offset} on")
+    return offset, length
 
 
 def _write_file(path: str, pieces: Iterator[tuple[int, memoryview]]) -> None:
