@@ -291,3 +291,20 @@ def test_a_folder_that_is_not_a_checkpoint_is_not_replaced(tmp_path):
     assert w.to_numpy().sum() == 4
     with pytest.raises(FileExistsError, match="not a checkpoint"):
         jz.checkpoint(tmp_path / "run" / "w.zarr", {"n": 1})
+
+
+PENDING = {
+    "random numbers": lambda: jz.random.normal(jax.random.key(0), (1000, 600)),
+    "a product": lambda: jz.ones((1000, 400)) @ jz.ones((400, 600)),
+    "a transpose": lambda: jz.DiskArray.from_numpy(np.ones((1000, 600), "float32"), chunks=(1, 600)).T,
+}
+
+
+@pytest.mark.parametrize("kind", PENDING)
+def test_what_is_pending_is_kept_within_a_budget_in_which_it_can_be_saved(tmp_path, kind):
+    jz.set_memory_budget("2.5MB", scratch_dir=tmp_path)
+    pending = PENDING[kind]()
+    jz.checkpoint(tmp_path / "kept", {"pending": pending})
+    restored = jz.restore(tmp_path / "kept")["pending"]
+    saved = pending.save(tmp_path / "saved")
+    np.testing.assert_array_equal(restored.to_numpy(), saved.to_numpy())

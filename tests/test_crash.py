@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 
 import jask_zarr as jz
-from jask_zarr._disk import locks
+from jask_zarr._disk import held, locks
 
 PROGRAM = """if True:
     import os, sys
     import jax, jax.numpy as jnp, numpy as np, optax
     import jask_zarr as jz
     folder, kind, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    options = {"v3": {}, "v2": {"zarr_format": 2}, "shards": {"shards": (32, 32)}, "adam": {}}[kind]
+    options = {"v3": {}, "v2": {"zarr_format": 2}, "shards": {"shards": (32, 32)}}.get(kind, {})
     def new(name):
         values = np.zeros((64, 64), "f4")
         return jz.DiskArray.from_numpy(values, path=f"{folder}/{name}", chunks=(8, 16), **options)
@@ -40,6 +40,9 @@ PROGRAM = """if True:
     if kind == "adam":
         state = (optax.ScaleByAdamState(jnp.zeros([], "int32"), new("mu"), new("nu")), optax.EmptyState())
         step = lambda w, state: adam(w, state)
+    elif kind == "over":
+        again = dict(path=f"{folder}/w", chunks=(8, 16), overwrite=True)
+        state, step = None, lambda w, state: (jz.full((64, 64), number + 1.0).save(**again), state)
     else:
         state, step = None, lambda w, state: (w.update_(w + 1), state)
     for number in range(steps):
@@ -134,6 +137,21 @@ def test_killed_300_times_all_stores_are_of_one_step(tmp_path, whole):
     assert kill_many(tmp_path, whole, 300, seed=time.time_ns()) > 30
 
 
+def check_kill_while_written_over(folder, seed):
+    folder.mkdir()
+    kill_at_random(folder, "over", seed)
+    assert the_one_value(folder / "w") >= 2
+    jz.ones((64, 64)).save(folder / "w", chunks=(8, 16), overwrite=True)
+    assert os.listdir(folder) == ["w"]
+    assert the_one_value(folder / "w") == 1
+
+
+@pytest.mark.parametrize("runs", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_killed_while_it_is_written_over_an_array_is_the_old_one_or_the_new_one(tmp_path, runs):
+    for number in range(runs):
+        check_kill_while_written_over(tmp_path / str(number), seed=time.time_ns())
+
+
 # --- no room, no permission -----------------------------------------------------------------
 
 
@@ -166,6 +184,40 @@ def test_a_file_that_does_not_fit_leaves_all_stores_of_a_step_old(tmp_path):
     assert files(tmp_path) == before
     for array in (a, b):
         np.testing.assert_array_equal(array.to_numpy(), 1)
+
+
+WRITTEN_OVER = {
+    "save": lambda x, place: (x + 1).save(place, chunks=(4, 64), compressors=None, overwrite=True),
+    "from_numpy": lambda x, place: jz.DiskArray.from_numpy(
+        np.ones((32, 32), "f4"), path=place, compressors=None, overwrite=True
+    ),
+    "rechunk": lambda x, place: jz.rechunk(x, (64, 8), place, compressors=None, overwrite=True),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN_OVER)
+@pytest.mark.parametrize("where", ["old", "link", "group/old"])
+def test_what_is_written_over_stays_until_all_of_the_new_is_there(way, where, tmp_path):
+    (x,) = stores(tmp_path, "x")
+    old, _ = stores(tmp_path, where.replace("link", "old"), "group/other")
+    (tmp_path / "link").symlink_to("old")
+    before = files(tmp_path)
+    with small_files(), pytest.raises(OSError, match="large"):
+        WRITTEN_OVER[way](x, tmp_path / where)
+    assert files(tmp_path) == before
+    np.testing.assert_array_equal(old.to_numpy(), 1)
+    new = WRITTEN_OVER[way](x, tmp_path / where)
+    assert jz.open(tmp_path / where).chunks == new.chunks != old.chunks
+    assert (tmp_path / "link").is_symlink()
+    with pytest.raises(jz.errors.StaleArrayError):
+        old.to_numpy()
+
+
+def test_an_array_that_another_process_is_updating_is_not_written_over(tmp_path):
+    (a,) = stores(tmp_path, "a")
+    with held(tmp_path / "a"), pytest.raises(jz.errors.StoreBusyError):
+        jz.zeros((64, 64)).save(tmp_path / "a", overwrite=True)
+    np.testing.assert_array_equal(a.to_numpy(), 1)
 
 
 @pytest.fixture

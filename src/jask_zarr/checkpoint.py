@@ -180,21 +180,23 @@ def _write(store: Any, path: str, structure: Any, leaves: list[tuple[str, Any]])
     entries = [_entry(name, leaf) for name, leaf in leaves]
     attributes = {ATTRIBUTE: {"version": 1, "structure": structure, "leaves": entries}}
     group = zarr.create_group(store, path=path, overwrite=True, attributes=attributes)
-    streamed = []
+    streamed: list[tuple[str, DiskArray]] = []
     for name, leaf in leaves:
         if isinstance(leaf, DiskArray):
             if not _linked(leaf, store, name):
-                streamed.append((leaf._concrete("checkpoint"), _new(group, name, leaf)))
+                streamed.append((name, leaf))
         elif not isinstance(leaf, tuple(_SCALARS.values())) or isinstance(leaf, np.generic):
             values = np.asarray(_key_data(leaf) if _is_key(leaf) else leaf)
             _disk.BlockedArray.from_numpy(values, group, path=name)
     if streamed:
-        values, arrays = zip(*streamed, strict=True)
-        force.evaluate(values, [tuple(a.write_chunks) for a in arrays], lambda plan: list(arrays))
+        values = [leaf._concrete("checkpoint") for _, leaf in streamed]
+        chunks = [leaf.chunks or force.CHOOSE for _, leaf in streamed]
+        force.evaluate(values, chunks, lambda plan: _new_arrays(group, streamed, plan.output_chunks))
 
 
-def _new(group: zarr.Group, name: str, leaf: DiskArray) -> Any:
-    return _disk.BlockedArray.create(group, leaf.shape, leaf.dtype, path=name, chunks=leaf.chunks)
+def _new_arrays(group: zarr.Group, leaves: Any, chunks: Any) -> list[Any]:
+    create = _disk.BlockedArray.create
+    return [create(group, a.shape, a.dtype, path=name, chunks=c) for (name, a), c in zip(leaves, chunks, strict=True)]
 
 
 def _linked(array: DiskArray, directory: Any, name: str) -> bool:
@@ -206,7 +208,7 @@ def _linked(array: DiskArray, directory: Any, name: str) -> bool:
     source = leaf.source.array
     if type(source) is not _disk.BlockedArray or source.path is None or source.zarr_array.metadata.zarr_format != 3:
         return False
-    with _disk.held(source):
+    with _disk.held(source.path):
         return _disk.link_files(source.path, directory / name)
 
 

@@ -1,12 +1,13 @@
 """Bytes: zarr arrays as grids of blocks, scratch arrays, crash-safe replacement. No JAX."""
 
+from .atomic import held
 from .blocks import BlockedArray
 from .cost import IOCost, count_read, count_written, io_cost, own_io_cost
 from .dtypes import is_64_bit, narrowed
 from .owners import own_tag
 from .packing import Packing
 from .scratch import SpillFile, scratch_usage
-from .staging import StagedUpdate, commit, held, stage
+from .staging import StagedUpdate, commit, stage
 from .stores import check_portable, place_of
 from .swap import link_files, replacing
 from .swap import recover as recover_directory

@@ -7,7 +7,6 @@ remote) the new values wait in scratch and are copied at the end, one write chun
 import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from math import prod
 from operator import add
 
@@ -146,8 +145,3 @@ def commit(updates: Sequence[StagedUpdate]) -> None:
             update.discard()
         raise
     atomic.commit([update.staging for update in updates if isinstance(update, _LocalUpdate)])
-
-
-def held(array: BlockedArray) -> AbstractContextManager[None]:
-    """Keep a local array as it is while its files are used: an update at that time is refused."""
-    return atomic.held(str(array.path))

@@ -49,6 +49,12 @@ def recover(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def recover_missing(path: Path) -> None:
+    """The same if nothing has the name, which costs nothing if something has."""
+    if not path.exists():
+        recover(path)
+
+
 def _left_at(path: Path) -> list[Path]:
     with suppress(FileNotFoundError):
         return [p for p in path.parent.iterdir() if p.name.startswith(_prefix(path)) and p.suffix in (_NEW, _OLD)]

@@ -18,8 +18,8 @@ from jask_zarr._tracing import force, guards, updates
 from jask_zarr._tracing.expr import Stored, Traced, Value, collect, record, resident
 from jask_zarr._tracing.expr import stored as stored_value
 from jask_zarr._tracing.function import Function, trace
-from jask_zarr._tracing.sources import Source, created, source_of
-from jask_zarr._tracing.writing import write
+from jask_zarr._tracing.sources import Source, source_of
+from jask_zarr._tracing.writing import write, write_new
 
 
 class DiskArray:
@@ -251,9 +251,8 @@ class DiskArray:
             _refuse_own_store(value, path)
         chunks = chunks or self.chunks or force.plan_for([value], [force.CHOOSE]).output_chunks[0]
         check_target(path)
-        array = _disk.BlockedArray.create(path, self.shape, self.dtype, chunks=chunks, **keywords)
-        write(value, array)
-        return DiskArray(stored_value(created(array)))
+        options = {"shape": self.shape, "dtype": self.dtype, "chunks": chunks, **keywords}
+        return DiskArray(stored_value(write_new(path, lambda array: write(value, array), **options)))
 
     def to_zarr(self) -> Any:
         """The stored `zarr.Array` itself (a scratch array if the array has no store yet)."""

@@ -1,6 +1,6 @@
 """Where arrays come from: stores, arrays in memory, and nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ from jask_zarr._tracing.expr import Value, record, stored
 from jask_zarr._tracing.function import trace
 from jask_zarr._tracing.hitype import DiskArray
 from jask_zarr._tracing.lift import is_disk, operand
-from jask_zarr._tracing.sources import Source, created, source_of
-from jask_zarr._tracing.writing import write
+from jask_zarr._tracing.sources import Source, source_of
+from jask_zarr._tracing.writing import write, write_new
 
 Shape = int | Sequence[int]
 
@@ -115,20 +115,16 @@ def from_numpy(
     values = np.asarray(values)
     dtype = values.dtype if dtype is None else np.dtype(dtype)
     _check_width(dtype, f"the values are {dtype}")
-    array = _new(values.shape, dtype, chunks, path, keywords)
-    array.write_box((0,) * values.ndim, np.ascontiguousarray(values, dtype).reshape(values.shape))
-    return _wrapped(array, path)
+    values = np.ascontiguousarray(values, dtype).reshape(values.shape)
+    options = {"shape": values.shape, "dtype": dtype, "chunks": chunks, **keywords}
+    return _new(path, lambda array: array.write_box((0,) * values.ndim, values), **options)
 
 
-def _new(shape: tuple[int, ...], dtype: Any, chunks: Any, path: Any, keywords: dict[str, Any]) -> Any:
-    if path is None:
-        return _disk.SpillFile.create(shape, dtype, chunks, **keywords)
-    return _disk.BlockedArray.create(path, shape, dtype, chunks=chunks, **keywords)
-
-
-def _wrapped(array: Any, path: Any) -> DiskArray:
-    source = Source(array, is_scratch=True) if path is None else created(array)
-    return DiskArray(stored(source))
+def _new(path: Any, fill: Callable[[Any], None], **options: Any) -> DiskArray:
+    if path is not None:
+        return DiskArray(stored(write_new(path, fill, **options)))
+    fill(array := _disk.SpillFile.create(**options))
+    return DiskArray(stored(Source(array, is_scratch=True)))
 
 
 def full(
@@ -165,7 +161,8 @@ def full(
     if chunks is None and path is None and not keywords:
         return filled(shape, fill_value, dtype)
     value = np.asarray(fill_value).astype(dtype)[()]
-    return _wrapped(_new(shape, dtype, chunks, path, {"fill_value": value, **keywords}), path)
+    options = {"shape": shape, "dtype": dtype, "chunks": chunks, "fill_value": value, **keywords}
+    return _new(path, lambda array: None, **options)
 
 
 def _shape(shape: Shape) -> tuple[int, ...]:
@@ -323,9 +320,8 @@ def stored_if(array: Any, keywords: dict[str, Any]) -> Any:
     path = keywords.pop("path", None)
     if path is not None:
         return array.save(path, **keywords)
-    target = _disk.SpillFile.create(array.shape, array.dtype, keywords.pop("chunks", None), **keywords)
-    write(array._value, target)
-    return _wrapped(target, None)
+    options = {"shape": array.shape, "dtype": array.dtype, **keywords}
+    return _new(None, lambda target: write(array._value, target), **options)
 
 
 def asarray(x: Any) -> DiskArray:

@@ -10,18 +10,33 @@
 """
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from jask_zarr import _chunks, _config, _disk, errors
 from jask_zarr._tracing import force
 from jask_zarr._tracing.expr import Stored, Value, stored
-from jask_zarr._tracing.sources import Source
+from jask_zarr._tracing.sources import Source, created
 
 BOXES = 8
 """Boxes of a stage in a memory budget: several are under way, each is read, written and encoded."""
 TINY, MANY = 1 << 15, 1 << 15
 """Bytes of a chunk below which, and number of chunks above which, one more stage is cheaper than the files."""
+
+
+def write_new(path: Any, fill: Callable[[Any], None], **options: Any) -> Source:
+    """Create a stored array and fill it. A local one that it overwrites stays until all of the new one is there."""
+    directory = _disk.place_of(path).directory if options.get("overwrite") else None
+    if directory is None or not directory.exists():
+        fill(array := _disk.BlockedArray.create(path, **options))
+    else:
+        directory = Path(os.path.realpath(directory))
+        with _disk.held(directory), _disk.replacing(directory) as beside:
+            fill(_disk.BlockedArray.create(beside, **options))
+        array = _disk.BlockedArray.open(path)
+    return created(array)
 
 
 def write(value: Value, array: Any) -> None:
