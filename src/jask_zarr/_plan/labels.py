@@ -135,7 +135,11 @@ class Labels:
         return True
 
     def canonical(self, index: Index) -> Index:
-        return tuple(None if axis is None else axis._replace(label=self.find(axis.label)) for axis in index)
+        return tuple([axis and self._canonical(axis) for axis in index])
+
+    def _canonical(self, axis: Axis) -> Axis:
+        root = self.find(axis.label)
+        return axis if root == axis.label else axis._replace(label=root)
 
 
 def axes(index: Index) -> tuple[Axis, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -79,10 +80,10 @@ class Program:
         return self.avals[value].dtype
 
     def nbytes(self, value: int) -> int:
-        aval = self.avals[value]
-        return int(np.prod(aval.shape, dtype=object)) * itemsize(aval.dtype)
+        return math.prod(self.shape(value)) * itemsize(self.dtype(value))
 
 
+@cache
 def itemsize(dtype: Any) -> int:
     """Bytes of one element; extended dtypes (PRNG keys) count their base array."""
     return np.dtype(dtype).itemsize if not jnp.issubdtype(dtype, jax.dtypes.extended) else 16
