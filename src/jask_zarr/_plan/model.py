@@ -38,7 +38,7 @@ def work(step: Step) -> float:
     if jnp.issubdtype(source.outvars[step.slot].aval.dtype, jax.dtypes.extended):
         return 0.0  # random keys: a few, and nothing but a key holds them
     size = math.prod(source.outvars[step.slot].aval.shape)
-    if step.equation.name == "dot_general":
+    if "dot_general" in step.equation.name:
         (contracted, _), _ = step.equation.params["dimension_numbers"]
         return 2.0 * size * math.prod(source.invars[0].aval.shape[d] for d in contracted)
     return 50.0 * size
@@ -53,10 +53,12 @@ def span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:
 
 
 def _workspace(program: Program, step: Step) -> tuple[Footprint, ...]:
+    copied = ((step.equation.inputs[n], step.access.operands[n]) for n in step.rule.copied(step.equation))
+    copies = tuple(footprint(program.shape(v), program.dtype(v), index) for v, index in copied)
     if not step.rule.workspace:
-        return ()
+        return copies
     bytes_of_one = footprint(program.shape(step.result[0]), np.uint8, step.access.computed)
-    return (replace(bytes_of_one, constant=bytes_of_one.constant * step.rule.workspace),)
+    return (*copies, replace(bytes_of_one, constant=bytes_of_one.constant * step.rule.workspace))
 
 
 def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:

@@ -19,6 +19,7 @@ from jask_zarr import _compat
 from jask_zarr._plan import tiles
 from jask_zarr._plan.labels import Index, axes
 from jask_zarr._plan.model import moments, penalties, reduces, span_bytes, work
+from jask_zarr._plan.online import online
 from jask_zarr._plan.plan import CHOOSE, Destination, InputSpec, Kept, Loop, OutputSpec, Pass, Plan, Result
 from jask_zarr._plan.program import Program, flatten, itemsize
 from jask_zarr._plan.sweep import Step, Sweep, Version, sweep
@@ -92,8 +93,10 @@ class _Planner:
             more = {v: reason for g in groups for v, reason in self._to_keep(g) if v not in self.kept}
             if not more:
                 return self._finish(groups)
-            for value, reason in more.items():
-                self._keep(value, reason)
+            known, self.program = self.program, online(self.program, {*self.kept, *more})
+            if self.program is known:
+                for value, reason in more.items():
+                    self._keep(value, reason)
 
     def _write_grids(self) -> dict[int, list[tuple[int, ...]]]:
         grids: dict[int, list[tuple[int, ...]]] = {}

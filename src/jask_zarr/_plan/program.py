@@ -91,20 +91,41 @@ def itemsize(dtype: Any) -> int:
 
 def flatten(closed_jaxpr: Any) -> Program:
     """Inline, share and prune: the program that the planner works on."""
-    builder = _Builder()
+    builder = Builder()
     inputs = tuple(builder.value(v.aval) for v in closed_jaxpr.jaxpr.invars)
     outputs = builder.inline(closed_jaxpr, inputs)
-    equations = _live(builder.equations, outputs)
-    return Program(tuple(builder.avals), inputs, tuple(outputs), equations, builder.constants)
+    return builder.program(inputs, outputs)
 
 
-class _Builder:
+class Builder:
+    """Equations, in the making."""
+
     def __init__(self) -> None:
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: dict[int, np.ndarray] = {}
         self.known: dict[Any, tuple[int, ...]] = {}
         self.transposed: dict[int, tuple[int, Any, tuple[int, ...]]] = {}
+
+    @classmethod
+    def with_values_of(cls, program: Program) -> Builder:
+        """A builder that knows all values of a program, and has none of its equations yet."""
+        builder = cls()
+        builder.avals, builder.constants = list(program.avals), dict(program.constants)
+        return builder
+
+    def program(self, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+        """What has been built, without the equations that no output needs."""
+        equations = _live(self.equations, outputs)
+        return Program(tuple(self.avals), tuple(inputs), tuple(outputs), equations, self.constants)
+
+    def keep(self, equation: Equation) -> Equation:
+        """Take an equation over as it is."""
+        self.equations.append(equation)
+        key = _key(equation, equation.inputs)
+        if key is not None and not equation.source.effects:
+            self.known[key] = equation.outputs
+        return equation
 
     def value(self, aval: Any) -> int:
         self.avals.append(aval)
@@ -197,9 +218,7 @@ class _Builder:
         if key in self.known:
             return self.known[key]
         outputs = tuple(self.value(v.aval) for v in equation.outvars)
-        self.equations.append(Equation(equation.primitive, equation.params, operands, outputs, equation, caller))
-        if key is not None and not equation.effects:
-            self.known[key] = outputs
+        self.keep(Equation(equation.primitive, equation.params, operands, outputs, equation, caller))
         if equation.primitive.name == "transpose":
             (operand,) = operands
             self.transposed[outputs[0]] = operand, self.avals[operand], equation.params["permutation"]
@@ -237,7 +256,7 @@ def _hi_primitive_jaxpr(primitive: Any) -> Any:
     return jax.make_jaxpr(primitive.expand)(*primitive.in_avals)
 
 
-def _key(equation: core.JaxprEqn, operands: tuple[int, ...]) -> Any:
+def _key(equation: core.JaxprEqn | Equation, operands: tuple[int, ...]) -> Any:
     try:
         params = tuple(sorted(equation.params.items()))
         hash(params)

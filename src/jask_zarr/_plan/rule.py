@@ -58,6 +58,8 @@ class Rule:
     """XLA computes it inside a loop of its consumer: no buffer of its own."""
     workspace: int = 0
     """Bytes that XLA needs besides for each element, while it computes the primitive."""
+    copied: Callable[[Equation], Sequence[int]] = lambda equation: ()
+    """Operands of which it makes something of the same size on the way."""
 
 
 def shapes(equation: Equation) -> list[tuple[int, ...]]:

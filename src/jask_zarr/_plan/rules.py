@@ -6,6 +6,7 @@ right, never streaming.
 
 from __future__ import annotations
 
+from jask_zarr._plan import rules_exp as exp
 from jask_zarr._plan import rules_layout as layout
 from jask_zarr._plan import rules_random as random
 from jask_zarr._plan import rules_reduce as reduce
@@ -67,6 +68,10 @@ RULES: dict[str, Rule] = {
     "argmax": reduce.reduction("argmax"),
     "argmin": reduce.reduction("argmin"),
     "dot_general": Rule(reduce.access_dot, reduce.evaluate_dot, "add", fuses=False),
+    exp.REDUCE_SUM.name: Rule(exp.access_sum, exp.evaluate, "rescaled"),
+    exp.DOT_GENERAL.name: Rule(
+        exp.access_dot, exp.evaluate, "rescaled", fuses=False, copied=lambda e: (e.params["side"],)
+    ),
     "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False),
     "scatter-add": Rule(rows.access_scatter_add, rows.evaluate_scatter_add, "add", fuses=False),
     **{name: batched(lambda e: (e.params["axis"],)) for name in SCANS},

@@ -16,6 +16,7 @@ from jax import lax
 
 from jask_zarr._plan.labels import Axis, Index, axes, chain
 from jask_zarr._plan.plan import Pass
+from jask_zarr._plan.rules_exp import relative_sum
 from jask_zarr._plan.sweep import Step, Sweep, Version
 from jask_zarr._plan.wider import wider
 
@@ -142,6 +143,8 @@ def _partial(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
         return _wide_reduction(step, tile, tiles)
     if combine in ("argmax", "argmin"):
         return _arg_reduction(step, tile, tiles)
+    if combine == "rescaled":
+        return relative_sum(step.equation, _operands(step, tiles))
     return _evaluate(step, tile, tiles)
 
 

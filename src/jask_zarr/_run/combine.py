@@ -23,6 +23,8 @@ UFUNCS: dict[str, Any] = {
 
 def first(combine: str, partial: Any) -> Any:
     """The accumulator that the first partial result begins."""
+    if combine == "rescaled":
+        return _wide(partial)
     if isinstance(partial, tuple):
         return tuple(np.array(p) for p in partial)
     return np.array(partial, dtype=(combine == "add" and wider_inexact(partial.dtype)) or partial.dtype)
@@ -32,6 +34,8 @@ def merge(combine: str, total: Any, partial: Any) -> Any:
     """Add the partial result of the next tile."""
     if combine in ("argmax", "argmin"):
         return _merge_arg(combine, total, partial)
+    if combine == "rescaled":
+        return _merge_rescaled(total, _wide(partial))
     if isinstance(partial, tuple):
         return tuple(UFUNCS[combine](t, p) for t, p in zip(total, partial, strict=True))
     with np.errstate(all="ignore"):
@@ -44,8 +48,9 @@ def merge(combine: str, total: Any, partial: Any) -> Any:
 
 def finish(combine: str, total: Any, dtype: Any) -> np.ndarray:
     """The result in its own dtype."""
-    if combine in ("argmax", "argmin"):
-        return np.asarray(total[1]).astype(dtype)
+    if combine in ("argmax", "argmin", "rescaled"):
+        with np.errstate(all="ignore"):
+            return np.asarray(total[1]).astype(dtype)
     if isinstance(total, tuple):
         _check_range(total[0], total[1], dtype)
         total = total[0]
@@ -59,6 +64,23 @@ def _merge_arg(combine: str, total: Any, partial: Any) -> Any:
     better = (value > best) if combine == "argmax" else (value < best)
     better = np.asarray(better | ((value != value) & ~(best != best)), bool)
     return np.where(better, value, best), np.where(better, position, where)
+
+
+def _wide(partial: Any) -> Any:
+    """A maximum, and a sum of exponentials relative to it."""
+    return tuple(np.asarray(p).astype(wider_inexact(p.dtype)) for p in partial)
+
+
+def _merge_rescaled(total: Any, partial: Any) -> Any:
+    """Both sums relative to the larger maximum."""
+    (old, total), (new, partial) = total, partial
+    with np.errstate(all="ignore"):
+        maximum = np.maximum(old, new)
+        return maximum, total * _scale(old, maximum) + partial * _scale(new, maximum)
+
+
+def _scale(old: Any, new: Any) -> Any:
+    return np.where(old == new, 1.0, np.exp(old - new))  # infinite ones may be equal
 
 
 def _check_range(exact: Any, approximate: Any, dtype: Any) -> None:
