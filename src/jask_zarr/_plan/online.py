@@ -41,14 +41,13 @@ class Thin:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``exp(x - shift)``, times and divided by what varies along the axes of a sum, and by what does not."""
+    """``exp(x - shift)``, multiplied or divided by factors: the outer ones wait for a maximum, and are constant."""
 
     x: int
     shift: Thin
-    times: tuple[int, ...] = ()
-    by: tuple[int, ...] = ()
-    outer_times: tuple[Thin, ...] = ()
-    outer_by: tuple[Thin, ...] = ()
+    inner: tuple[tuple[int, bool], ...] = ()
+    """Values, and whether they divide."""
+    outer: tuple[tuple[Thin, bool], ...] = ()
 
 
 def online(program: Program, split: Collection[int]) -> Program:
@@ -89,7 +88,7 @@ class _Search:
         others = [v for n, v in enumerate(equation.inputs) if n != side]
         same = (e.outputs[0] for e in self.maxima if self.untransposed(e.inputs[0]) == self.untransposed(term.x))
         awaited = self.waits[term.shift.value].intersection(same)
-        free = not any(awaited & self.waits[v] for v in (term.x, *term.times, *term.by, *others))
+        free = not any(awaited & self.waits[v] for v in (term.x, *(v for v, _ in term.inner), *others))
         size = math.prod(self.program.shape(equation.outputs[0]))
         return bool(awaited) and free and size <= math.prod(self.program.shape(term.x))
 
@@ -117,31 +116,31 @@ class _Search:
             case "convert_element_type", [term]:
                 return term
             case "div", [Term() as term, None]:
-                return self._divided(term, maker.inputs[1], ending)
+                return self._scaled(term, maker.inputs[1], True, ending)
             case ("mul", [Term() as term, None]) | ("mul", [None, Term() as term]):
-                return self._multiplied(term, maker.inputs[1 if terms[0] else 0], ending)
+                return self._scaled(term, maker.inputs[1 if terms[0] else 0], False, ending)
         return None
 
     def _exponential(self, exponent: int, ending: tuple[int, ...]) -> Term | None:
         maker = self.makers.get(exponent)
-        if maker is None or maker.name != "sub":
+        if maker is None or maker.name != "sub" or not self.waits[maker.inputs[1]]:
             return None
         x, shift = maker.inputs[0], self.thin(maker.inputs[1], ending)
         real = jnp.issubdtype(self.program.dtype(x), jnp.floating)
         same = self.program.shape(x) == self.program.shape(exponent)
         return Term(x, shift) if shift is not None and real and same else None
 
-    def _multiplied(self, term: Term, factor: int, ending: tuple[int, ...]) -> Term:
-        thin = self.thin(factor, ending)
-        if thin is None:
-            return replace(term, times=(*term.times, factor))
-        return replace(term, outer_times=(*term.outer_times, thin))
-
-    def _divided(self, term: Term, divisor: int, ending: tuple[int, ...]) -> Term:
-        thin = self.thin(divisor, ending)
-        if thin is None:
-            return replace(term, by=(*term.by, divisor))
-        return replace(term, outer_by=(*term.outer_by, thin))
+    def _scaled(self, term: Term, factor: int, divides: bool, ending: tuple[int, ...]) -> Term:
+        """The term with one more factor. What waits for a maximum must not be summed: its parts are looked at."""
+        if not self.waits[factor]:
+            return replace(term, inner=(*term.inner, (factor, divides)))
+        thin, maker = self.thin(factor, ending), self.makers[factor]
+        if thin is not None:
+            return replace(term, outer=(*term.outer, (thin, divides)))
+        if maker.name not in ("mul", "div"):
+            return replace(term, inner=(*term.inner, (factor, divides)))
+        left, right = maker.inputs
+        return self._scaled(self._scaled(term, left, divides, ending), right, divides ^ (maker.name == "div"), ending)
 
     def thin(self, value: int, ending: tuple[int, ...]) -> Thin | None:
         """A value without what has been repeated along some axes; None if it may differ along them."""
@@ -177,8 +176,7 @@ def _waits(program: Program, maxima: set[int]) -> dict[int, frozenset[int]]:
 def _replace(builder: Builder, equation: Equation, side: int, term: Term) -> None:
     """The equations that compute the same result from a relative sum."""
     relative = _relative_sum(builder, equation, side, term)
-    thins = (term.shift, *term.outer_times, *term.outer_by)
-    operands = [term.x, *relative.outputs, *(thin.value for thin in thins)]
+    operands = [term.x, *relative.outputs, term.shift.value, *(thin.value for thin, _ in term.outer)]
     absolute = _absolute(term, relative.params, builder.avals[equation.outputs[0]].dtype)
     builder.traced(absolute, operands, equation.caller)
     builder.equations.append(replace(builder.equations.pop(), outputs=equation.outputs))
@@ -188,9 +186,9 @@ def _relative_sum(builder: Builder, equation: Equation, side: int, term: Term) -
     primitive = REDUCE_SUM if equation.name == "reduce_sum" else DOT_GENERAL
     inputs, params = list(equation.inputs), params_of(equation, side)
     inputs[side] = term.x
-    if term.times or term.by:
+    if term.inner:
         factor = _factor(term, builder.avals[term.x].shape, params["weights"])
-        inputs += builder.traced(factor, [*term.times, *term.by], equation.caller)
+        inputs += builder.traced(factor, [v for v, _ in term.inner], equation.caller)
     aval = builder.avals[equation.outputs[0]]
     aval = aval.update(dtype=jnp.promote_types(aval.dtype, jnp.float32), weak_type=False)
     variables = {"invars": [core.Var(builder.avals[v]) for v in inputs], "outvars": [core.Var(aval)]}
@@ -200,29 +198,29 @@ def _relative_sum(builder: Builder, equation: Equation, side: int, term: Term) -
 
 def _factor(term: Term, shape: Sequence[int], dtype: Any) -> Callable[..., jax.Array]:
     """What the exponential is multiplied by before it is summed."""
+    divides = [divides for _, divides in term.inner]
 
     def factor(*arrays: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(_scaled(jnp.ones((1,) * len(shape), dtype), arrays, len(term.times)), shape)
+        return jnp.broadcast_to(_scaled(jnp.ones((1,) * len(shape), dtype), arrays, divides), shape)
 
     return factor
 
 
 def _absolute(term: Term, params: Params, dtype: Any) -> Callable[..., jax.Array]:
     """From the relative sum to the one that was asked for."""
-    thins = (term.shift, *term.outer_times, *term.outer_by)
+    thins, divides = [term.shift, *(thin for thin, _ in term.outer)], [divides for _, divides in term.outer]
 
     def absolute(x: jax.Array, total: jax.Array, *arrays: jax.Array) -> jax.Array:
         maximum = finite(jnp.max(x, axis=params["axes"], keepdims=True))
         shift, *outer = (thin.of(array, maximum.shape) for thin, array in zip(thins, arrays, strict=True))
         scales = [aligned(params, array) for array in (jnp.exp(maximum - shift), *outer)]
-        return _scaled(total, scales, 1 + len(term.outer_times)).astype(dtype)
+        return _scaled(total, scales, [False, *divides]).astype(dtype)
 
     return absolute
 
 
-def _scaled(array: jax.Array, scales: Sequence[jax.Array], times: int) -> jax.Array:
-    """An array multiplied by the first few, and divided by the others."""
-    for number, scale in enumerate(scales):
+def _scaled(array: jax.Array, scales: Sequence[jax.Array], divides: Sequence[bool]) -> jax.Array:
+    for scale, divide in zip(scales, divides, strict=True):
         scale = scale.astype(array.dtype)
-        array = array * scale if number < times else array / scale
+        array = array / scale if divide else array * scale
     return array
