@@ -3,7 +3,8 @@
 1. The *targets* are the program's outputs and the values *kept* between passes.
 2. Targets that depend on the same kept values form a level; targets of a level that read the same arrays form a group.
 3. A group is swept, its tiles are chosen. If that cuts a label that some value in the middle reduces (a softmax over a
-   split axis), or computes a contraction again and again, that value is kept too, and planning begins anew.
+   split axis), or computes a contraction again and again, that value is kept too, and planning begins anew; sums of
+   exponentials are first freed from the maxima that they would wait for (`online`).
 4. What does not fit jointly, or would read more jointly, becomes one pass a target.
 """
 
