@@ -80,7 +80,15 @@ def adam(folder):
     return [w, *jax.tree.leaves(state), *losses]
 
 
-JOBS = [elementwise, update, reduction, contraction, gradient, operand_in_memory, adam]
+def rows_added(folder):
+    """Many to few rows: a tile of the table takes them in rounds."""
+    jz.set_memory_budget("1MB")
+    numbers = np.random.default_rng(1).integers(0, 1200, 2000) ** 2 // 1200
+    loss = jax.grad(lambda a: jnp.sum(jnp.tanh(jnp.take(a, numbers, axis=0))))
+    return [jz.lift(loss)(stored(folder)), jz.lift(lambda a: a.at[numbers[:1200]].add(a))(stored(Path(folder, "b")))]
+
+
+JOBS = [elementwise, update, reduction, contraction, gradient, operand_in_memory, adam, rows_added]
 
 
 def results(job, folder):

@@ -286,7 +286,7 @@ class Unreadable:
 def test_an_error_that_does_not_survive_the_way_back_is_told_in_words(source, kind):
     nothing = _compat.exported(lambda *arguments: (), np.zeros(1, "int32"), [], [np.zeros(4, "float32")], [])
     parcel = worker.Parcel(jax.__version__, {(4,): nothing}, (Unreadable(*source),), (), (), ())
-    task = Task((4,), np.zeros(1, "int32"), (((0,), (4,)),), ())
+    task = Task((4,), np.zeros(1, "int32"), (((0,), (4,)),), (), ())
     with pytest.raises(kind, match="one and two") as caught:
         worker.perform(f"a parcel for a {kind}", task, pickle.dumps(parcel))
     assert caught.value.__cause__ is None  # some executors follow causes, and one that is its own has no end

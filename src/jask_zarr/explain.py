@@ -125,7 +125,8 @@ def _operand(plan: Plan, value: int) -> str:
 def _describe_pass(plan: Plan, p: Pass) -> Iterator[str]:
     names = {loop.label: chr(ord("i") + n) for n, loop in enumerate(p.loops)}
     for loop in p.loops:
-        yield f"loop {names[loop.label]}: {loop.size} by {loop.tile}, {loop.count} tiles"
+        each = f" for a tile of {names.get(loop.group.axis.label, ':')}, on average" if loop.group else ""
+        yield f"loop {names[loop.label]}: {loop.size} by {loop.tile}, {loop.count} tiles{each}"
     for stream in p.streams:
         yield f"read {_source(plan, stream)}: {_stream(plan, stream)}, {size(stream.nbytes)}"
     for operation, times in _operations(p).items():

@@ -321,6 +321,10 @@ class BlockedArray:
         """The values of one chunk, by its index in `block_grid`."""
         return self.read_box(*_chunks.block_box(tuple(index), self.shape, self.chunks))
 
+    def mapped(self, start: Index, stop: Index) -> np.ndarray | None:
+        """The values of a box in one chunk where they lie, None if they must be read."""
+        return None
+
     # --- writing ---
 
     def write_box(self, start: Sequence[int], values: np.ndarray) -> None:

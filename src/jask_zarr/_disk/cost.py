@@ -12,7 +12,8 @@ class IOCost:
     """Blocks and bytes that went through `BlockedArray` while `io_cost` was active.
 
     A chunk that is decoded twice counts twice. Bytes are those of the decoded chunks, the part
-    beyond the array's end left out, so that reading an array once costs its ``nbytes``.
+    beyond the array's end left out, so that reading an array once costs its ``nbytes``. Rows that
+    are looked up in a temporary array are read without the chunk around them, and count alone.
     """
 
     blocks_read: int = 0

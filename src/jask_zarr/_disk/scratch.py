@@ -23,11 +23,11 @@ from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore, StorePath
 
 from .. import _config
-from .._chunks import Index
+from .._chunks import Index, box_slices
 from ..errors import ScratchFullError
 from . import atomic, owners, stores
 from .blocks import BlockedArray
-from .engines import choose_engine
+from .engines import FileEngine, choose_engine
 
 _PREFIX = "jask_zarr-"
 _CODECS = {"raw": None, "lz4": BloscCodec(cname="lz4", shuffle="shuffle")}
@@ -95,6 +95,19 @@ class SpillFile(BlockedArray):
             if error.errno != errno.ENOSPC:
                 raise
             raise _full(f"the disk of {str(self.path)!r} is full") from error
+
+    def mapped(self, start: Index, stop: Index) -> np.ndarray | None:
+        """The values of a box in one chunk where they lie; nobody else shortens these files."""
+        engine = self._engine
+        if not isinstance(engine, FileEngine) or engine.codec.compressor is not None:
+            return None
+        index = tuple(a // c for a, c in zip(start, self.chunks, strict=True))
+        origin = tuple(i * c for i, c in zip(index, self.chunks, strict=True))
+        try:
+            stored = np.memmap(f"{engine.root}/{engine.key(index)}", np.uint8, "r")
+        except FileNotFoundError:
+            return None
+        return engine.codec.chunk_in(np.asarray(stored)).view(self.dtype)[box_slices(start, stop, origin)]
 
     def for_workers(self) -> BlockedArray:
         """The form in which the array is sent to other processes; its files stay this process's own."""

@@ -68,6 +68,14 @@ class Axis(NamedTuple):
         return start * self.scale // self.divisor + self.offset
 
 
+class Group(NamedTuple):
+    """What the tiles of a label go by: they hold the row numbers that lie in the tile of an axis, and no others."""
+
+    axis: Axis
+    value: int
+    """The row numbers, sorted, shape (n, 1)."""
+
+
 Index = tuple[Axis | None, ...]
 """How one use of a value is addressed, a dim at a time; None is the whole dim."""
 
@@ -81,6 +89,7 @@ class Labels:
     apart: list[set[int]] = field(default_factory=list)
     multiples: list[int] = field(default_factory=list)
     """A tile of the label must be a multiple of this (or reach the label's end)."""
+    groups: dict[int, Group] = field(default_factory=dict)
 
     def fresh(self, size: int) -> int:
         self.sizes.append(size)
@@ -106,7 +115,13 @@ class Labels:
 
     def joinable(self, a: int, b: int) -> bool:
         a, b = self.find(a), self.find(b)
-        return a == b or (self.sizes[a] == self.sizes[b] and b not in {self.find(x) for x in self.apart[a]})
+        alike = self.sizes[a] == self.sizes[b] and self.group(a) == self.group(b)
+        return a == b or (alike and b not in {self.find(x) for x in self.apart[a]})
+
+    def group(self, label: int) -> Group | None:
+        """What the tiles of a label go by."""
+        group = self.groups.get(label)
+        return group and group._replace(axis=group.axis._replace(label=self.find(group.axis.label)))
 
     def join(self, a: int, b: int) -> None:
         a, b = self.find(a), self.find(b)

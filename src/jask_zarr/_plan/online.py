@@ -62,7 +62,7 @@ def online(program: Program, split: Collection[int]) -> Program:
             _replace(builder, equation, *found[equation.outputs[0]])
         else:
             builder.keep(equation)
-    return builder.program(program.inputs, program.outputs)
+    return builder.rewritten(program)
 
 
 class _Search:

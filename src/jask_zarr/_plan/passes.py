@@ -18,9 +18,10 @@ from typing import Any
 
 from jask_zarr import _compat
 from jask_zarr._plan import tiles
-from jask_zarr._plan.labels import Index, axes
+from jask_zarr._plan.labels import Axis, Index, axes
 from jask_zarr._plan.model import moments, penalties, reduces, span_bytes, work
 from jask_zarr._plan.online import online
+from jask_zarr._plan.order import in_order
 from jask_zarr._plan.plan import CHOOSE, Destination, InputSpec, Kept, Loop, OutputSpec, Pass, Plan, Result
 from jask_zarr._plan.program import Program, flatten, itemsize
 from jask_zarr._plan.sweep import Step, Sweep, Version, sweep
@@ -84,16 +85,15 @@ class _Planner:
     kept: dict[int, Kept] = field(default_factory=dict)
 
     def plan(self) -> Plan:
-        self.program = flatten(self.closed_jaxpr)
-        self.chunks = {
-            v: s.chunks for v, s in zip(self.program.inputs, self.inputs, strict=True) if s.chunks is not None
-        }
+        program = flatten(self.closed_jaxpr)
+        self.chunks = {v: s.chunks for v, s in zip(program.inputs, self.inputs, strict=True) if s.chunks is not None}
+        self.program = in_order(program, self.chunks, self.budget, self.tile_bytes)
         self.writes = self._write_grids()
         while True:
             groups = list(self._groups())
             more = {v: reason for g in groups for v, reason in self._to_keep(g) if v not in self.kept}
             if not more:
-                return self._finish(groups)
+                return self._finish([*map(self._checked, groups)])
             known, self.program = self.program, online(self.program, {*self.kept, *more})
             if self.program is known:
                 for value, reason in more.items():
@@ -192,12 +192,12 @@ class _Planner:
         joint = self._group(targets)
         compulsory = sum({s.version[0]: s.nbytes for s in joint.model.reads}.values())
         if len(targets) == 1 or (joint.tiling.fits and joint.tiling.traffic <= compulsory):
-            return [self._checked(joint)]
+            return [joint]
         if joint.tiling.fits and self._least_alone(joint) >= joint.tiling.traffic:
             return [joint]
         alone = [self._group([t]) for t in targets]
         if not joint.tiling.fits or sum(g.tiling.traffic for g in alone) < joint.tiling.traffic:
-            return [self._checked(g) for g in alone]
+            return alone
         return [joint]
 
     def _least_alone(self, joint: _Group) -> int:
@@ -230,7 +230,17 @@ class _Planner:
         shape, dtype = self.program.shape(value), self.program.dtype(value)
         nbytes = min(self.program.nbytes(value), span_bytes(self.program, value, index, swept))
         chunk_bytes = math.prod(min(c, n) for c, n in zip(chunks, shape, strict=True)) * itemsize(dtype)
-        return Stream(version, index, shape, chunks, chunk_bytes, nbytes, footprint(shape, dtype, index))
+        in_order = any(self._is_in_order(axis) for axis in axes(index))
+        alone = value in self.kept and any(axis.rows for axis in axes(index))
+        return Stream(
+            version, index, shape, chunks, chunk_bytes, nbytes, footprint(shape, dtype, index), in_order, alone
+        )
+
+    def _is_in_order(self, axis: Axis) -> bool:
+        """Whether rows are looked up by the numbers that others are ordered by, in that order."""
+        rows = axis.rows
+        by = None if rows is None else rows.rows
+        return rows is not None and by is not None and self.program.orders.get(by.value) == rows.value
 
     def _model(self, swept: Sweep, targets: list[int]) -> Model:
         reads = tuple(self._stream(swept, v, self._grid(v[0])) for v in swept.reads if self.on_disk(v[0]))
@@ -248,8 +258,9 @@ class _Planner:
         fixed += sum(
             self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept
         )
-        # Rows are looked up in several chunks at a time.
-        fixed += max((2 * self.workers * s.chunk_bytes for s in reads if any(a.rows for a in axes(s.index))), default=0)
+        # Rows are looked up in several chunks at a time, if they are not near each other.
+        by_rows = (s for s in reads if any(a.rows for a in axes(s.index)) and not s.alone)
+        fixed += max((2 * (1 if s.in_order else self.workers) * s.chunk_bytes for s in by_rows), default=0)
         return Model(
             swept.sizes,
             swept.multiples,
@@ -259,9 +270,10 @@ class _Planner:
             moments(swept),
             results,
             penalties(swept, reads),
-            tuple((*self._once(s), swept.depends[s.result]) for s in swept.steps if not s.rule.fuses),
+            tuple((*self._once(s), swept.computed_along(s)) for s in swept.steps if not s.rule.fuses),
             fixed,
             self.workers,
+            {label: group.axis.label for label, group in swept.groups.items()},
         )
 
     def _in_memory(self, target: int) -> bool:
@@ -287,10 +299,14 @@ class _Planner:
         for value in swept.rows:
             if value not in self.program.inputs and value not in self.program.constants:
                 yield value, "rows are looked up by it"
+        for by in swept.groups.values():
+            yield by.value, "the rows that belong to a tile are found by it"
         for step in swept.steps:
             value = step.result[0]
             if value in group.targets and value in self.kept:
                 continue
+            if value in self.program.apart:
+                yield value, "its rows are taken in another order"
             if reduces(step) and cut & set(step.access.reduced) and step.result in used:
                 yield value, f"{step.equation.name} over an axis that is split into tiles"
             elif not step.rule.fuses and self._repeats(group, step, cut):
@@ -298,7 +314,7 @@ class _Planner:
 
     def _repeats(self, group: _Group, step: Step, cut: set[int]) -> bool:
         """Whether keeping a result costs less time than computing it again."""
-        missing = cut - group.sweep.depends[step.result]
+        missing = cut - group.sweep.computed_along(step)
         times = math.prod(group.model.count(label, group.tiling.sizes) for label in missing)
         if times == 1 or step.result in group.sweep.targets:
             return False
@@ -348,14 +364,22 @@ class _Planner:
 
     def _pass(self, group: _Group) -> Pass:
         swept, tiling = group.sweep, group.tiling
-        loops = tuple(Loop(label, swept.sizes[label], tiling.sizes[label]) for label in tiling.order)
+        loops = tuple(self._loops(group))
         memory = tuple(v for v in swept.reads if not self.on_disk(v[0]))
         steps = {step.result: step for step in swept.steps}
         results = tuple(self._result(group, steps.get(v), v) for v in dict.fromkeys(swept.targets))
         return Pass(swept, loops, group.model.reads, memory, tuple(sorted(swept.origins)), results, tiling)
 
+    def _loops(self, group: _Group) -> Iterator[Loop]:
+        swept, sizes, order = group.sweep, group.tiling.sizes, group.tiling.order
+        told = (label for label, by in swept.groups.items() if label not in order and by.axis.label in order)
+        for label in (*order, *told):
+            by = swept.groups.get(label)
+            groups = 1 if by is None else group.model.count(by.axis.label, sizes)
+            yield Loop(label, swept.sizes[label], sizes[label], by, groups)
+
     def _result(self, group: _Group, step: Step | None, version: Version) -> Result:
-        value, cut = version[0], set(group.tiling.order)
+        value, cut = version[0], {loop.label for loop in self._loops(group)}
         combine = step.rule.combine if step is not None and reduces(step) else None
         destinations = [
             Destination("output", n, spec.chunks is not None)

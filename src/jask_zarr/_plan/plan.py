@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jask_zarr._plan.labels import Index
+from jask_zarr._plan.labels import Group, Index
 from jask_zarr._plan.program import Program
 from jask_zarr._plan.sweep import Sweep, Version
 from jask_zarr._plan.tiles import Stream, Tiling
@@ -60,10 +60,23 @@ class Loop:
     label: int
     size: int
     tile: int
+    group: Group | None = None
+    """What its tiles go by; then they begin anew in each tile of another loop."""
+    groups: int = 1
+    """How many tiles that loop has."""
 
     @property
     def count(self) -> int:
-        return -(-self.size // self.tile)
+        """Tiles of one walk; by a group, of an average one."""
+        return -(-self.size // (self.tile * self.groups))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that its tiles may have."""
+        if self.group is None:
+            return tuple(sorted({self.tile, self.size % self.tile or self.tile}))
+        usual = 5 * self.size // (4 * self.groups) + 8  # somewhat more than the average
+        return tuple(sorted({min(self.tile, usual * 4**n // 4) for n in range(self.size.bit_length())}))
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

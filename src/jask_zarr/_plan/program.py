@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -57,6 +57,8 @@ class Equation:
     """The jaxpr equation, for its avals."""
     caller: Any
     """The outermost equation that led here, for the user's line."""
+    in_order: bool = False
+    """Whether rows are added in the order of their numbers: what goes to a tile of the table is in one place."""
 
     @property
     def name(self) -> str:
@@ -72,6 +74,10 @@ class Program:
     outputs: tuple[int, ...]
     equations: tuple[Equation, ...]
     constants: dict[int, np.ndarray]
+    orders: dict[int, int] = field(default_factory=dict)
+    """Of values that put row numbers in order: which numbers."""
+    apart: frozenset[int] = frozenset()
+    """Values that are computed before their rows are taken in another order."""
 
     def shape(self, value: int) -> tuple[int, ...]:
         return self.avals[value].shape
@@ -94,7 +100,8 @@ def flatten(closed_jaxpr: Any) -> Program:
     builder = Builder()
     inputs = tuple(builder.value(v.aval) for v in closed_jaxpr.jaxpr.invars)
     outputs = builder.inline(closed_jaxpr, inputs)
-    return builder.program(inputs, outputs)
+    equations = _live(builder.equations, outputs)
+    return Program(tuple(builder.avals), inputs, tuple(outputs), equations, builder.constants)
 
 
 class Builder:
@@ -114,16 +121,16 @@ class Builder:
         builder.avals, builder.constants = list(program.avals), dict(program.constants)
         return builder
 
-    def program(self, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
-        """What has been built, without the equations that no output needs."""
-        equations = _live(self.equations, outputs)
-        return Program(tuple(self.avals), tuple(inputs), tuple(outputs), equations, self.constants)
+    def rewritten(self, program: Program, **changes: Any) -> Program:
+        """The program with what has been built, less the equations that no output needs."""
+        equations = _live(self.equations, program.outputs)
+        return replace(program, avals=tuple(self.avals), equations=equations, constants=self.constants, **changes)
 
     def keep(self, equation: Equation) -> Equation:
         """Take an equation over as it is."""
         self.equations.append(equation)
         key = _key(equation, equation.inputs)
-        if key is not None and not equation.source.effects:
+        if key is not None and not equation.source.effects and not equation.in_order:
             self.known[key] = equation.outputs
         return equation
 

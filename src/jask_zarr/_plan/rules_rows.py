@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jask_zarr._plan.labels import Axis, Index, Labels, axes
+from jask_zarr._plan.labels import Axis, Group, Index, Labels, axes
 from jask_zarr._plan.program import Equation
 from jask_zarr._plan.rule import (
     Access,
@@ -210,7 +210,8 @@ def access_scatter_add(equation: Equation, slot: int, index: Index, labels: Labe
         dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)),
     )
     window = iter([a for d, a in enumerate(index) if d != dim and d not in numbers.operand_batching_dims])
-    batch, reduced = [], []
+    batch: list[Axis | None] = []
+    reduced: list[int] = []
     for d, n in enumerate(n for d, n in enumerate(updates) if d not in window_dims):
         batch.append(index[shared[d]] if d in shared else fresh(n, labels))
         if d not in shared and batch[-1] is not None:
@@ -218,6 +219,9 @@ def access_scatter_add(equation: Equation, slot: int, index: Index, labels: Labe
     rest = iter(batch)
     update = tuple(next(window) if d in window_dims else next(rest) for d in range(len(updates)))
     labels.separate([*(axis.label for axis in axes(index)), *reduced])
+    rows = index[dim]
+    if equation.in_order and rows is not None:
+        labels.groups |= {label: Group(rows, equation.inputs[1]) for label in reduced}
     return Access((index, (*batch, None), update), index, tuple(reduced))
 
 
@@ -233,7 +237,11 @@ def evaluate_scatter_add(equation: Equation, slot: int, access: Access, tile: Ti
     if dim is None:
         return evaluate_source(equation, slot, access, tile, operands)
     for label in access.reduced:
-        base = jnp.where(tile.label_start(label) == 0, base, jnp.zeros((), base.dtype))
+        base = jnp.where(tile.is_first(label), base, jnp.zeros((), base.dtype))
+    axis = access.operands[1][0]
+    if equation.in_order and axis is not None:
+        beyond = tile.positions(axis) >= shapes(equation)[1][0]
+        rows = jnp.where(beyond[:, None], -1, rows.astype(jnp.int64))
     return _scatter_rows(equation, tile, access.computed[dim], dim, base, rows, updates)
 
 

@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from jask_zarr._plan.labels import Axis, Index, Labels, axes, chain
+from jask_zarr._plan.labels import Axis, Group, Index, Labels, axes, chain
 from jask_zarr._plan.program import Equation, Program
 from jask_zarr._plan.rule import Access, Rule, fresh
 from jask_zarr._plan.rules import rule_for
@@ -54,6 +54,13 @@ class Sweep:
     """Values that must be known before the pass begins, because a read starts at them."""
     rows: frozenset[int]
     """Values that must be known before the pass begins, because what is read are the rows of these numbers."""
+    groups: dict[int, Group]
+    """Of labels whose tiles are found by sorted row numbers."""
+
+    def computed_along(self, step: Step) -> frozenset[int]:
+        """The labels that computing a result depends on; what is then cut out of it may depend on others."""
+        own = (*(axis.label for axis in axes(step.access.computed)), *step.access.reduced)
+        return _with_groups(own, self.groups).union(*(self.depends[v] for v in step.operands))
 
 
 def sweep(program: Program, targets: Sequence[int], cuts: Collection[int]) -> Sweep:
@@ -106,6 +113,7 @@ class _Sweeper:
         reads = tuple(version for version in indices if version not in steps)
         roots = {axis.label for index in indices.values() for axis in axes(index)}
         roots |= {label for step in ordered for label in step.access.reduced}
+        groups = {root: group for root in sorted(roots) if (group := self.labels.group(root)) is not None}
         return Sweep(
             self.program,
             tuple(same[v] for v in self.targets),
@@ -114,9 +122,10 @@ class _Sweeper:
             indices,
             {root: self.labels.sizes[root] for root in sorted(roots)},
             {root: self.labels.multiples[root] for root in sorted(roots)},
-            _depends(ordered, reads, indices),
+            _depends(ordered, reads, indices, groups),
             frozenset(origin.value for axis in _chained(indices) for origin in axis.origins),
             frozenset(axis.rows.value for axis in _chained(indices) if axis.rows is not None),
+            groups,
         )
 
     def representatives(self) -> dict[Version, Version]:
@@ -140,10 +149,16 @@ def _chained(indices: dict[Version, Index]) -> list[Axis]:
 
 
 def _depends(
-    steps: Sequence[Step], reads: Sequence[Version], indices: dict[Version, Index]
+    steps: Sequence[Step], reads: Sequence[Version], indices: dict[Version, Index], groups: dict[int, Group]
 ) -> dict[Version, frozenset[int]]:
-    depends = {read: frozenset(axis.label for axis in axes(indices[read])) for read in reads}
+    depends = {read: _with_groups((axis.label for axis in axes(indices[read])), groups) for read in reads}
     for step in steps:
-        own = {axis.label for axis in axes(step.index)} | set(step.access.reduced)
-        depends[step.result] = frozenset(own).union(*(depends[v] for v in step.operands))
+        own = _with_groups((*(axis.label for axis in axes(step.index)), *step.access.reduced), groups)
+        depends[step.result] = own.union(*(depends[v] for v in step.operands))
     return depends
+
+
+def _with_groups(labels: Iterable[int], groups: dict[int, Group]) -> frozenset[int]:
+    """Labels, and those whose tiles tell theirs."""
+    labels = frozenset(labels)
+    return labels | {groups[label].axis.label for label in labels & groups.keys()}

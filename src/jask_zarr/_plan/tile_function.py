@@ -30,6 +30,8 @@ class TileOf:
     sweep: Sweep
     sizes: dict[int, int]
     starts: dict[int, jax.Array]
+    begins: dict[int, jax.Array]
+    """Where the walk along a label began, to which the tile belongs."""
     origins: dict[int, jax.Array]
     tiles: dict[Version, jax.Array]
     """What has been read or computed."""
@@ -37,11 +39,12 @@ class TileOf:
     def shape(self, shape: Sequence[int], index: Index) -> tuple[int, ...]:
         return tuple(n if a is None else a.length(self.sizes[a.label]) for n, a in zip(shape, index, strict=True))
 
-    def label_start(self, label: int) -> jax.Array:
-        return self.starts.get(label, jnp.zeros((), jnp.int64))
+    def is_first(self, label: int) -> jax.Array:
+        return self.starts[label] == self.begins[label] if label in self.starts else jnp.ones((), bool)
 
     def start(self, axis: Axis) -> jax.Array:
-        begin = self.label_start(axis.label) * axis.scale // axis.divisor + axis.offset
+        start = self.starts.get(axis.label, jnp.zeros((), jnp.int64))
+        begin = start * axis.scale // axis.divisor + axis.offset
         for origin in axis.origins:
             begin = begin + origin.sign * jnp.clip(self.origins[origin.value].astype(jnp.int64), 0, origin.limit)
         return begin
@@ -58,7 +61,7 @@ class TileOf:
         return self.tiles[version][:, 0]
 
     def spans(self, label: int) -> bool:
-        return self.sizes[label] == self.sweep.sizes[label]
+        return self.sizes[label] == self.sweep.sizes[label] and label not in self.sweep.groups
 
     def cut(self, array: jax.Array, index: Index, computed: Index) -> jax.Array:
         """Cut out of `array` what the index asks for, along the dims that `computed` left whole."""
@@ -69,11 +72,12 @@ class TileOf:
 
     def _cut_dim(self, array: jax.Array, d: int, axis: Axis) -> jax.Array:
         length = axis.length(self.sizes[axis.label])
-        if length == array.shape[d] and axis.plain:
+        may_pass_end = axis.label in self.sweep.groups
+        if length == array.shape[d] and axis.plain and not may_pass_end:
             return array
         if array.shape[d] == 0:  # every element is masked later
             return jnp.zeros((*array.shape[:d], length, *array.shape[d + 1 :]), array.dtype)
-        affine = axis.offset >= 0 and not axis.origins and axis.rows is None
+        affine = axis.offset >= 0 and not axis.origins and axis.rows is None and not may_pass_end
         if affine and axis.begin(self.sweep.sizes[axis.label]) <= array.shape[d]:
             return lax.dynamic_slice_in_dim(array, self.start(axis), length, d)
         return jnp.take(array, self.positions(axis), axis=d, mode="clip")
@@ -82,8 +86,9 @@ class TileOf:
 def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ...]]:
     """Build ``f(starts, origins, streams, memory) -> results`` for tiles of the given sizes.
 
-    ``starts`` holds the first index along each loop; ``origins`` the values of ``p.origins``; ``streams`` a tile for
-    each of ``p.streams``; ``memory`` the whole array of each of ``p.memory`` that is not a constant.
+    ``starts`` holds the first index along each loop, and that of the first tile of the walk; ``origins`` the values of
+    ``p.origins``; ``streams`` a tile for each of ``p.streams``; ``memory`` the whole array of each of ``p.memory`` that
+    is not a constant.
     """
     small = small_constants(p)
 
@@ -94,7 +99,8 @@ def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ..
         tile = TileOf(
             p.sweep,
             sizes,
-            {loop.label: starts[n] for n, loop in enumerate(p.loops)},
+            {loop.label: starts[0, n] for n, loop in enumerate(p.loops)},
+            {loop.label: starts[1, n] for n, loop in enumerate(p.loops)},
             dict(zip(p.origins, origins, strict=True)),
             tiles,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
 
@@ -65,6 +65,10 @@ class Stream:
     chunk_bytes: int
     nbytes: int
     footprint: Footprint
+    in_order: bool = False
+    """Whether it is read by row numbers that come in order."""
+    alone: bool = False
+    """Whether rows are read without the chunks around them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Model:
     fixed: int
     """Bytes held throughout, whatever the tiles."""
     workers: int
+    groups: Mapping[int, int] = field(default_factory=dict)
+    """Labels whose tiles are those that belong to a tile of another label."""
 
     @cached_property
     def granules(self) -> dict[int, int]:
@@ -114,12 +120,18 @@ class Model:
 
     def _granule(self, label: int) -> int:
         unit, size = self._write_granule(label), self.sizes[label]
-        wanted = sorted({c for stream in self.reads for c in chunk_units(stream, label)}, reverse=True)
+        wanted = sorted({c for stream in self.reads for c in self._read_units(stream, label)}, reverse=True)
         for chunk in wanted:
             both = math.lcm(unit, chunk)
             if both <= 4 * max(unit, wanted[0]) or both <= size // 8:
                 unit = both
         return min(unit, size)
+
+    def _read_units(self, stream: Stream, label: int) -> list[int]:
+        """Chunk lengths along a label, also of what is read in the order of the rows that follow it."""
+        dims = zip(stream.index, stream.chunks, strict=True)
+        told = [c for axis, c in dims if axis is not None and axis.rows and self.groups.get(axis.label) == label]
+        return chunk_units(stream, label) + (told if stream.in_order else [])
 
     @cached_property
     def read_footprints(self) -> tuple[Footprint, ...]:
@@ -131,7 +143,7 @@ class Model:
     @cached_property
     def coding(self) -> int:
         """Bytes of the largest chunk: one at a time is decoded whole, even for a smaller tile, or encoded."""
-        decoded = (stream.chunk_bytes for stream in self.reads)
+        decoded = (stream.chunk_bytes for stream in self.reads if not stream.alone)
         encoded = (2 * stream.chunk_bytes for stream in self.writes)
         return max((*decoded, *encoded), default=0)
 
@@ -160,12 +172,26 @@ class Model:
         """Bytes decoded; a tile that the next one needs again is kept, a chunk that two tiles need is decoded twice."""
         result = 0
         for stream in self.reads:
-            own = {axis.label for axis in axes(stream.index)}
+            own = self._with_groups(axis.label for axis in axes(stream.index))
             last = max((n for n, label in enumerate(order) if label in own), default=-1)
             again = [label for label in order[: last + 1] if label not in own]
             times = math.prod(self.count(label, sizes) for label in again)
-            result += stream.nbytes * times * redecoded(stream, self.sizes, sizes, order) // 16
+            result += stream.nbytes * times * redecoded(self, stream, sizes, order) // 16
         return result
+
+    def _with_groups(self, labels: Iterable[int]) -> set[int]:
+        labels = set(labels)
+        return labels | {self.groups[label] for label in labels & self.groups.keys()}
+
+    def rows_decoded(self, axis: Axis, n: int, chunk: int, in_order: bool, sizes: Sizes) -> int:
+        """Of a dim of `n` that is read by row numbers, positions in the chunks that all tiles decode."""
+        by, length = self.groups.get(axis.label), axis.length(sizes[axis.label])
+        tiles, groups = self.count(axis.label, sizes), 1 if by is None else self.count(by, sizes)
+        if not in_order:  # each row may be in another chunk
+            return max(tiles, groups) * min(n, length * chunk)
+        if 5 * tiles <= 4 * groups:  # a tile holds somewhat more than an average group
+            return n
+        return n + tiles * chunk
 
     def cost(self, sizes: Sizes) -> int:
         """Bytes that a choice of tiles moves, in this pass and in those that it makes necessary."""
@@ -191,8 +217,13 @@ class Model:
         cut = self.cut(sizes)
         if len(cut) > 4:
             reduced = frozenset().union(*(p.reduced for p in self.partials))
-            return tuple(sorted(cut, key=lambda label: (label in reduced, label)))
-        return min(permutations(cut), key=lambda o: (self.accumulators(sizes, o), self.traffic(sizes, o)), default=())
+            return tuple(sorted(cut, key=lambda label: (label in self.groups, label in reduced, label)))
+        orders = filter(self._is_possible, permutations(cut))
+        return min(orders, key=lambda o: (self.accumulators(sizes, o), self.traffic(sizes, o)), default=())
+
+    def _is_possible(self, order: Sequence[int]) -> bool:
+        """Tiles that others tell come after these."""
+        return all(not {self.groups.get(label)} & {*order[n:]} for n, label in enumerate(order))
 
 
 def chunk_units(stream: Stream, label: int) -> list[int]:
@@ -204,13 +235,13 @@ def chunk_units(stream: Stream, label: int) -> list[int]:
     ]
 
 
-def redecoded(stream: Stream, full: Sizes, sizes: Sizes, cut: Sequence[int]) -> int:
-    """How often a chunk is decoded, in sixteenths: once if tiles are whole chunks; each row may be in another chunk."""
+def redecoded(model: Model, stream: Stream, sizes: Sizes, cut: Sequence[int]) -> int:
+    """How often a chunk is decoded, in sixteenths: once if tiles are whole chunks."""
     times = 16
     for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
         if axis is not None and axis.rows is not None:
-            tiles = -(-full[axis.label] // sizes[axis.label])
-            times = max(1, times * tiles * min(n, axis.length(sizes[axis.label]) * chunk) // n)
+            decoded = model.rows_decoded(axis, n, 1 if stream.alone else chunk, stream.in_order, sizes)
+            times = max(1, times * decoded // n)
         elif axis is not None and axis.label in cut:
             length = axis.length(sizes[axis.label])
             chunk = min(chunk, n)

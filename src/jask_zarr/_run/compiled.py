@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import product
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -16,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from jask_zarr import _compat
 from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.tile_function import small_constants, tile_function
-from jask_zarr._run.tile import Tile, tiles_of
+from jask_zarr._run.tile import Tile
 from jask_zarr.errors import NotPortableError
 
 Shape = tuple[int, ...]
@@ -112,7 +113,7 @@ class CompiledPass:
         def struct(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
-        starts = struct((len(p.loops),), np.int64)
+        starts = struct((2, len(p.loops)), np.int64)
         origins = [struct(avals[v].shape, avals[v].dtype) for v in p.origins]
         streams = [struct(tile.extent(s.shape, s.index), avals[s.version[0]].dtype) for s in p.streams]
         memory = [struct(avals[v].shape, avals[v].dtype) for v, _ in self.held]
@@ -122,7 +123,7 @@ class CompiledPass:
     def artefacts(self) -> dict[Shape, bytes]:
         """The tile function of every shape, for other processes."""
         with jax.enable_x64(True):
-            return {shape: self._artefact(shape) for shape in {self.shape(tile) for tile in tiles_of(self.pass_)}}
+            return {shape: self._artefact(shape) for shape in product(*(loop.lengths for loop in self.pass_.loops))}
 
     def _artefact(self, shape: Shape) -> bytes:
         try:
@@ -133,8 +134,9 @@ class CompiledPass:
                 "Run it in this process: jz.set_executor(None)."
             ) from error
 
-    def tile_bytes(self, shape: Shape, device: Any) -> int:
-        """Bytes that one tile task holds: what it reads, XLA's buffers and the results."""
+    def tile_bytes(self, device: Any) -> int:
+        """Bytes that the task of the largest tile holds: what it reads, XLA's buffers and the results."""
+        shape = tuple(loop.tile for loop in self.pass_.loops)
         memory, tile = self.function(shape, device).memory_analysis(), self._tile(shape)
         avals = self.pass_.sweep.program.avals
         reads = sum(

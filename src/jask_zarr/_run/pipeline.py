@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,13 +74,17 @@ class _PassRun:
         origins = zip(self.pass_.origins, self.shared.origins, strict=True)
         self.origins = {value: int(origin) for value, origin in origins}
         often = self._tiles_between_trims()
-        with closing(self._workers().answers(map(self._task, tiles_of(self.pass_)))) as answers:
+        total = 0 if self.progress is None else sum(1 for _ in self._tiles())
+        with closing(self._workers().answers(map(self._task, self._tiles()))) as answers:
             for done, (task, found) in enumerate(answers, 1):
                 self._receive(task, found)
                 if done % often == 0:
                     give_back_freed_memory()
                 if self.progress is not None:
-                    self.progress(self.number, len(self.plan.passes), done, self.pass_.tiles)
+                    self.progress(self.number, len(self.plan.passes), done, total)
+
+    def _tiles(self) -> Iterator[Tile]:
+        return tiles_of(self.pass_, self.origins, self._value)
 
     def _tiles_between_trims(self) -> int:
         """Freed memory is given back each time half a budget, and at least `LARGE` bytes, have passed through."""
@@ -118,8 +122,7 @@ class _PassRun:
     def _delivery(self, result: Result) -> Delivery:
         on_disk = tuple(self._writer(d) for d in result.destinations if d.on_disk)
         in_memory = tuple(InMemory(self._array(d)) for d in result.destinations if not d.on_disk)
-        complete = result.combine is None or self._contributions(result) == 1
-        return Delivery(result.combine, result.dtype, complete, on_disk, in_memory)
+        return Delivery(result.combine, result.dtype, on_disk, in_memory)
 
     def _writer(self, destination: Destination) -> Any:
         return self.writers[destination.number] if destination.kind == "output" else self.values[destination.number]
@@ -127,10 +130,12 @@ class _PassRun:
     def _array(self, destination: Destination) -> Any:
         return self.outputs[destination.number] if destination.kind == "output" else self.values[destination.number]
 
-    def _contributions(self, result: Result) -> int:
-        """Tiles that a tile of the result is combined of."""
+    def _parts(self, tile: Tile, result: Result) -> int:
+        """Tiles that the result at hand is combined of."""
+        if result.combine is None:
+            return 1
         kept = {axis.label for axis in result.index if axis is not None} | result.active
-        return math.prod(loop.count for loop in self.pass_.loops if loop.label not in kept)
+        return math.prod(tile.walked(loop) for loop in self.pass_.loops if loop.label not in kept)
 
     # -- the walk --
 
@@ -148,8 +153,7 @@ class _PassRun:
         return Threads(self.shared, devices, self._at_a_time(spare, tile_bytes))
 
     def _tile_bytes(self, device: Any) -> int:
-        form = self.shared.form
-        return max(1, form.tile_bytes(form.shape(next(tiles_of(self.pass_))), device))
+        return max(1, self.shared.form.tile_bytes(device))
 
     def _at_a_time(self, spare: int, tile_bytes: int) -> int:
         """As many tiles as are wanted and fit the budget, with what XLA really needs for one."""
@@ -160,14 +164,17 @@ class _PassRun:
 
     def _task(self, tile: Tile) -> Task:
         p = self.pass_
-        starts = np.array([tile.starts[loop.label] for loop in p.loops], np.int64)
+        labels = [loop.label for loop in p.loops]
+        starts = np.array([[tile.starts[label] for label in labels], [*map(tile.begin, labels)]], np.int64)
         boxes = tuple(
             (tile.places(s.index, self.origins, self._value), tile.extent(s.shape, s.index)) for s in p.streams
         )
-        return Task(self.shared.form.shape(tile), starts, boxes, tuple(self._target(tile, r) for r in p.results))
+        targets = tuple(self._target(tile, r) for r in p.results)
+        parts = tuple(self._parts(tile, r) for r in p.results)
+        return Task(self.shared.form.shape(tile), starts, boxes, targets, parts)
 
     def _target(self, tile: Tile, result: Result) -> tuple[int, ...] | None:
-        given = any(tile.starts[label] for label in result.active)
+        given = not all(map(tile.is_first, result.active))
         return None if given else tile.start(result.index, self.origins)
 
     # -- what comes back --
@@ -176,17 +183,17 @@ class _PassRun:
         for number, (start, value) in enumerate(zip(task.targets, found, strict=True)):
             if start is None or value is None:
                 continue
-            if self.shared.deliveries[number].complete:
+            if task.parts[number] == 1:
                 self.shared.deliveries[number].write_in_memory(start, value)
             else:
-                self._combine(number, start, value)
+                self._combine(number, start, value, task.parts[number])
 
-    def _combine(self, number: int, start: tuple[int, ...], partial: Any) -> None:
+    def _combine(self, number: int, start: tuple[int, ...], partial: Any, parts: int) -> None:
         result = self.pass_.results[number]
         kind = str(result.combine)
         count, total = self.totals.pop((number, start), (0, None))
         total = combine.first(kind, partial) if count == 0 else combine.merge(kind, total, partial)
-        if count + 1 == self._contributions(result):
+        if count + 1 == parts:
             self.shared.deliveries[number].write(start, combine.finish(kind, total, result.dtype))
         else:
             self.totals[number, start] = (count + 1, total)

@@ -1,4 +1,7 @@
-"""Reads boxes with listed positions: each chunk that holds any of them is decoded once."""
+"""Reads boxes with listed positions: each chunk that holds any of them is decoded once.
+
+Of a temporary array, whose chunks lie on disk as they are, only these positions are read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jask_zarr._disk import count_read
 from jask_zarr._run.buffers import BufferPool
 from jask_zarr._run.executors import in_leaves
 from jask_zarr._run.tile import Listed
@@ -49,13 +53,23 @@ def _listed(place: Listed, size: int, chunk: int) -> Iterator[_Piece]:
 
 
 def _read_piece(source: Any, box: Sequence[_Piece], buffer: np.ndarray, pool: BufferPool) -> None:
-    part = stored = pool.take([p.stop - p.start for p in box], source.dtype)
-    source.read_box(tuple(p.start for p in box), tuple(p.stop for p in box), out=stored)
+    start, stop = tuple(p.start for p in box), tuple(p.stop for p in box)
+    mapped = source.mapped(start, stop)
+    if mapped is not None:
+        part = buffer[_target(box, buffer.shape)] = _taken(mapped, box)
+        count_read(1, min(part.nbytes, mapped.nbytes))
+        return
+    stored = pool.take([p.stop - p.start for p in box], source.dtype)
+    source.read_box(start, stop, out=stored)
+    buffer[_target(box, buffer.shape)] = _taken(stored, box)
+    pool.give(stored)
+
+
+def _taken(part: np.ndarray, box: Sequence[_Piece]) -> np.ndarray:
     for d, piece in enumerate(box):
         if piece.taken is not None:
             part = np.take(part, piece.taken, axis=d)
-    buffer[_target(box, buffer.shape)] = part
-    pool.give(stored)
+    return part
 
 
 def _target(box: Sequence[_Piece], shape: Sequence[int]) -> tuple[Any, ...]:

@@ -101,7 +101,7 @@ def _packed(shared: Shared) -> bytes:
 
 
 def _travelling(delivery: Delivery) -> Delivery:
-    writers = tuple(writer.for_workers() for writer in delivery.on_disk) if delivery.complete else ()
+    writers = tuple(writer.for_workers() for writer in delivery.on_disk)
     return replace(delivery, on_disk=writers, in_memory=(), goes_back=bool(delivery.in_memory))
 
 

@@ -23,11 +23,13 @@ class Task:
     shape: tuple[int, ...]
     """Its lengths along the loops of the pass, which tell the function."""
     starts: np.ndarray
-    """Where it begins along these loops."""
+    """Where it begins along these loops, and where the walk along each began."""
     boxes: tuple[Box, ...]
     """What it reads of each stream."""
     targets: tuple[Start | None, ...]
     """Where each result belongs; None if an earlier tile has given it already."""
+    parts: tuple[int, ...]
+    """Tiles that each result is combined of: with one it is final, else partial, and goes back."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,15 @@ class Delivery:
 
     combine: str | None
     dtype: Any
-    complete: bool
-    """Whether a tile's result is final; else it is partial, and goes back."""
     on_disk: tuple[Any, ...]
     in_memory: tuple[InMemory, ...]
     goes_back: bool = False
     """Whether a final result goes back too, to where the memory is."""
 
-    def deliver(self, start: Start, array: Any) -> Any:
+    def deliver(self, start: Start, array: Any, parts: int) -> Any:
         """Write a final result; give back what is to go back."""
         value = jax.tree.map(np.asarray, array)
-        if not self.complete:
+        if parts > 1:
             return value
         if self.combine is not None:
             value = combine.finish(self.combine, value, self.dtype)
@@ -102,8 +102,8 @@ def perform(
     with jax.enable_x64(True):
         results = function(task.starts, list(origins), [read.on(device) for read in reads], list(memory))
     found = [
-        None if start is None else delivery.deliver(start, array)
-        for start, delivery, array in zip(task.targets, deliveries, results, strict=True)
+        None if start is None else delivery.deliver(start, array, parts)
+        for start, parts, delivery, array in zip(task.targets, task.parts, deliveries, results, strict=True)
     ]
     for value in jax.tree.leaves(found):
         for read in reads:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jask_zarr._plan.labels import Axis, Index
-from jask_zarr._plan.plan import Pass
+from jask_zarr._plan.labels import Axis, Group, Index
+from jask_zarr._plan.plan import Loop, Pass
 
 Values = Callable[[int], Any]
 """Gives the array of a value."""
@@ -32,6 +31,20 @@ class Tile:
 
     starts: dict[int, int]
     sizes: dict[int, int]
+    groups: dict[int, range] = field(default_factory=dict)
+    """Along loops that go by groups: all that the walk of this group covers. What lies beyond it is arbitrary."""
+
+    def begin(self, label: int) -> int:
+        """Where the walk along a loop began."""
+        return self.groups[label].start if label in self.groups else 0
+
+    def is_first(self, label: int) -> bool:
+        """Whether the walk along a loop begins here."""
+        return self.starts[label] == self.begin(label)
+
+    def walked(self, loop: Loop) -> int:
+        """How many tiles the walk along a loop has, to which this one belongs."""
+        return loop.count if loop.group is None else max(1, -(-len(self.groups[loop.label]) // loop.tile))
 
     def start(self, index: Index, origins: Mapping[int, int]) -> tuple[int, ...]:
         """Where the tile's box of a value begins."""
@@ -51,9 +64,16 @@ class Tile:
     def _positions(self, axis: Axis, origins: Mapping[int, int], values: Values) -> np.ndarray:
         begin = self._begin(axis, origins)
         if axis.rows is None:
-            return begin + np.arange(axis.length(self.sizes[axis.label]))
+            positions = begin + np.arange(axis.length(self.sizes[axis.label]))
+            group = self.groups.get(axis.label)
+            return positions if group is None else np.minimum(positions, max(group.start, group.stop - 1))
         at = self._positions(axis.of_rows, origins, values)
         return begin + np.clip(_numbers(values(axis.rows.value), at), 0, axis.rows.limit)
+
+    def group(self, group: Group, origins: Mapping[int, int], values: Values) -> range:
+        """Which of sorted row numbers lie in the tile."""
+        rows, begin = np.asarray(values(group.value))[:, 0], self._begin(group.axis, origins)
+        return range(_first(rows, begin), _first(rows, begin + group.axis.length(self.sizes[group.axis.label])))
 
     def _begin(self, axis: Axis, origins: Mapping[int, int]) -> int:
         begin = axis.offset if axis.rows is not None else axis.begin(self.starts.get(axis.label, 0))
@@ -70,9 +90,33 @@ def _numbers(rows: Any, at: np.ndarray) -> np.ndarray:
     return part[at - first, 0].astype(np.int64)
 
 
-def tiles_of(p: Pass) -> Iterator[Tile]:
+def tiles_of(p: Pass, origins: Mapping[int, int], values: Values) -> Iterator[Tile]:
     """All tiles of a pass, the innermost loop fastest."""
-    for numbers in itertools.product(*(range(loop.count) for loop in p.loops)):
-        starts = {loop.label: n * loop.tile for n, loop in zip(numbers, p.loops, strict=True)}
-        sizes = {loop.label: min(loop.tile, loop.size - starts[loop.label]) for loop in p.loops}
-        yield Tile(starts, {**p.sweep.sizes, **sizes})
+
+    def walk(tile: Tile, loops: Sequence[Loop]) -> Iterator[Tile]:
+        if not loops:
+            yield tile
+            return
+        loop, *inner = loops
+        covered = range(loop.size) if loop.group is None else tile.group(loop.group, origins, values)
+        for start, size in _cut(covered, loop):
+            groups = tile.groups if loop.group is None else {**tile.groups, loop.label: covered}
+            outer = Tile({**tile.starts, loop.label: start}, {**tile.sizes, loop.label: size}, groups)
+            yield from walk(outer, inner)
+
+    return walk(Tile({}, p.sweep.sizes), p.loops)
+
+
+def _cut(covered: range, loop: Loop) -> Iterator[tuple[int, int]]:
+    """Starts and lengths of the tiles that cover a range; one tile if it is empty."""
+    start = covered.start
+    while start == covered.start or start < covered.stop:
+        left = covered.stop - start
+        length = next((n for n in loop.lengths if n >= left), loop.tile)
+        yield start, length
+        start += length
+
+
+def _first(rows: np.ndarray, least: int) -> int:
+    """How many of sorted numbers are less."""
+    return int(np.searchsorted(rows, rows.dtype.type(least))) if least <= np.iinfo(rows.dtype).max else rows.size
