@@ -189,7 +189,7 @@ def check(op: Op, transformation: str, dtype: str = "float32", grid: str = "unev
 def check_in_tiles(op: Op, transformation: str, grid: str, dtype: str = "float32") -> None:
     """The same with the smallest memory budget that the planner accepts (within a factor of two),
     so that arrays of a hundred bytes are cut into as many tiles as their chunks allow."""
-    for budget in (SMALLEST_BUDGET << doubling for doubling in range(8)):
+    for budget in (SMALLEST_BUDGET << doubling for doubling in range(10)):
         jz.set_memory_budget(budget)
         try:
             return check(op, transformation, dtype, grid)
