@@ -1,5 +1,6 @@
 """Checkpoints: what goes in comes out, anybody can read it, and it never changes or breaks."""
 
+import importlib
 import json
 import os
 import signal
@@ -165,6 +166,31 @@ def test_a_checkpoint_is_made_of_the_one_it_replaces(tmp_path, weights):
     first, second = jz.restore(tmp_path / "c")
     np.testing.assert_array_equal(first.to_numpy(), VALUES)
     np.testing.assert_array_equal(second.to_numpy(), VALUES + 1)
+
+
+def test_a_link_to_a_checkpoint_stays_one(tmp_path, weights):
+    (tmp_path / "latest").symlink_to("c")
+    for factor in (1, 2):
+        jz.checkpoint(tmp_path / "latest", [weights * factor])
+    assert (tmp_path / "latest").is_symlink()
+    np.testing.assert_array_equal(jz.restore(tmp_path / "c")[0].to_numpy(), VALUES * 2)
+    assert sorted(os.listdir(tmp_path)) == ["c", "latest", "w.zarr"]
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(tmp_path, weights, monkeypatch):
+    jz.checkpoint(tmp_path / "c", [np.zeros(2), np.zeros(2)])
+    checkpoint = importlib.import_module("jask_zarr.checkpoint")
+    leaf = checkpoint._leaf
+
+    def too_late(*args):
+        found = leaf(*args)
+        monkeypatch.undo()
+        jz.checkpoint(tmp_path / "c", [np.ones(2), np.ones(2)])
+        return found
+
+    monkeypatch.setattr(checkpoint, "_leaf", too_late)
+    first, second = jz.restore(tmp_path / "c")
+    assert first.max() == second.max() == 1
 
 
 @pytest.mark.parametrize("tree", [[object()], [jnp.ones(2), {"a": b"bytes"}], [{1.5: 1}], [np.array(["text"])]])

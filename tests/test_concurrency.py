@@ -12,6 +12,7 @@ import pytest
 
 import jask_zarr as jz
 from jask_zarr import errors
+from jask_zarr._disk import BlockedArray, one_version, stage, stores
 
 SHAPE = (16, 12)
 
@@ -29,7 +30,7 @@ READS = [
 ]
 
 
-def one_version(path, read):
+def one_whole(path, read):
     """The values of a reading; how often it was told that there is another version by now."""
     told = 0
     while True:
@@ -54,7 +55,7 @@ def read_while_updated(path, readings):
     def read(thread):
         told = []
         for number in range(readings):
-            values, times = one_version(path, READS[(thread + number) % len(READS)])
+            values, times = one_whole(path, READS[(thread + number) % len(READS)])
             assert values.min() == values.max(), "two versions in one reading"
             told.append(times)
         updated.acquire()
@@ -116,6 +117,79 @@ def test_an_update_is_refused_while_another_process_updates_and_works_when_that_
         other.kill()
         other.wait()
     np.testing.assert_array_equal(array.update_(array + 1).to_numpy(), 1)
+    assert sorted(os.listdir(tmp_path / "a")) == ["c", "zarr.json"]
+
+
+WRITER = """if True:
+    import sys
+    import numpy as np
+    import jask_zarr as jz
+    path, way = sys.argv[1:]
+    array = jz.open(path)
+    for value in map(int, sys.stdin):
+        if way == "update":
+            array = array.update_(array * 0 + value)
+        else:
+            jz.DiskArray.from_numpy(np.full((16, 12), value, "f4"), path=path, chunks=(4, 4), overwrite=True)
+        print(value, flush=True)
+"""
+
+
+@pytest.fixture(params=["update", "overwrite"])
+def writer(request, tmp_path):
+    store(tmp_path / "a")
+    program = [sys.executable, "-c", WRITER, str(tmp_path / "a"), request.param]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.stdin.close()
+
+
+def ask(writer, value):
+    writer.stdin.write(f"{value}\n")
+    writer.stdin.flush()
+
+
+def test_a_reading_during_which_another_process_replaced_values_is_told(tmp_path, writer):
+    array = BlockedArray.open(tmp_path / "a")
+    with one_version([array]):
+        assert array.read_box((0, 0), SHAPE).max() == 0
+    reading = one_version([array])
+    reading.__enter__()
+    ask(writer, 1)
+    assert writer.stdout.readline() == "1\n"
+    with pytest.raises(errors.StaleArrayError, match="Another process"):
+        reading.__exit__(None, None, None)
+    with one_version([array]):
+        assert array.read_box((0, 0), SHAPE).min() == 1
+
+
+def test_readers_in_another_process_see_one_whole_version_or_are_told(tmp_path, writer):
+    for value in range(1, 31):
+        ask(writer, value)
+        try:
+            values = READS[value % len(READS)](jz.open(tmp_path / "a"))
+            assert values.min() == values.max()
+        except (errors.StaleArrayError, errors.StoreBusyError, errors.ArrayNotFoundError):
+            pass
+    assert [writer.stdout.readline() for _ in range(30)][-1] == "30\n"
+    assert jz.open(tmp_path / "a").to_numpy().min() == 30
+
+
+def test_an_array_that_was_written_over_while_it_was_opened_is_not_read_in_its_old_chunks(tmp_path, monkeypatch):
+    store(tmp_path / "a")
+    open_zarr = stores.open_zarr
+
+    def too_late(*args):
+        found = open_zarr(*args)
+        monkeypatch.undo()
+        jz.DiskArray.from_numpy(np.ones(SHAPE, "f4"), path=tmp_path / "a", chunks=(8, 2), overwrite=True)
+        return found
+
+    monkeypatch.setattr(stores, "open_zarr", too_late)
+    array = BlockedArray.open(tmp_path / "a")
+    for use in (lambda: array.read_box((0, 0), SHAPE), lambda: stage(array)):
+        with pytest.raises(errors.StaleArrayError):
+            use()
     assert sorted(os.listdir(tmp_path / "a")) == ["c", "zarr.json"]
 
 

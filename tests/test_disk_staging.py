@@ -611,6 +611,7 @@ def test_who_may_not_finish_an_interrupted_update_is_told_so(tmp_path):
 def test_a_store_that_fails_at_the_commit_leaves_no_claim(tmp_path):
     store = MemoryStore()
     array = make(store)
+    gc.collect()
     before = scratch_usage()
     update = stage(array)
     update.write_box((0, 0), NEW)

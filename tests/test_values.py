@@ -426,6 +426,64 @@ def test_what_was_written_over_is_stale_even_if_it_looks_the_same(write, tmp_pat
     assert new.to_numpy().sum() == 0
 
 
+@pytest.mark.parametrize("change", [lambda a: a, lambda a: a + 1, lambda a: a.T])
+@pytest.mark.parametrize("kind", ["memory", "in a group", "fsspec"])
+def test_nothing_is_saved_over_the_store_it_is_computed_from_wherever_that_is(change, kind, tmp_path):
+    group = zarr.create_group(zarr.storage.MemoryStore())
+    stores = {"memory": zarr.storage.MemoryStore(), "in a group": group, "fsspec": f"memory://{tmp_path}/a"}
+    if kind == "fsspec":
+        pytest.importorskip("fsspec")
+    store = stores[kind]
+    if kind == "in a group":
+        store = group.create_array("a", shape=(4, 4), chunks=(2, 2), dtype="f4")
+        store[...] = 1
+        a = jz.open(store)
+    else:
+        a = jz.DiskArray.from_numpy(np.ones((4, 4), "float32"), chunks=(2, 2), path=store)
+    with pytest.raises(ValueError, match="update_"):
+        change(a).save(store, overwrite=True)
+    assert a.to_numpy().sum() == 16
+
+
+UNWRITABLE = {
+    "read-only store": lambda path: zarr.storage.LocalStore(path, read_only=True),
+    "read-only array": lambda path: zarr.open_array(zarr.storage.LocalStore(path), mode="r"),
+}
+CREATED = {
+    "full": lambda place: jz.zeros((4, 4), path=place, overwrite=True),
+    "save": lambda place: (jz.ones((4, 4)) + 1).save(place, overwrite=True),
+    "checkpoint": lambda place: jz.checkpoint(place, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("create", CREATED.values(), ids=CREATED)
+@pytest.mark.parametrize("place", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_nothing_is_created_in_a_store_that_is_read_only(create, place, tmp_path):
+    a = jz.DiskArray.from_numpy(np.ones((4, 4), "float32"), chunks=(2, 2), path=tmp_path / "a")
+    with pytest.raises(jz.errors.ReadOnlyStoreError):
+        create(place(tmp_path / "a"))
+    assert a.to_numpy().sum() == 16
+
+
+@pytest.mark.parametrize("create", CREATED.values(), ids=CREATED)
+def test_a_file_is_not_replaced(create, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"thesis\.txt"):
+        create(tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_what_is_written_over_keeps_its_permissions_and_may_have_a_long_name(tmp_path, monkeypatch):
+    place = tmp_path / ("a" * 240)
+    jz.zeros((4, 4), path=place)
+    place.chmod(0o2750)
+    monkeypatch.chdir(place)
+    assert (jz.ones((4, 4)) + 1).save(".", overwrite=True).to_numpy().sum() == 32
+    assert place.stat().st_mode & 0o7777 == 0o2750
+    assert os.listdir(tmp_path) == [place.name]
+
+
 PARTS = {  # function, chunks that it reads of 40
     "a row": (lambda xp, a: a[7], 1),
     "the last row": (lambda xp, a: a[-1], 1),

@@ -53,6 +53,7 @@ def checkpoint(path: Any, tree: Any) -> None:
     leaves: list[tuple[str, Any]] = []
     structure = _structure(tree, (), leaves)
     place = _disk.place_of(path)
+    _disk.check_creatable(place)
     with force.lock:
         if place.directory is None:
             _write(place.store, place.path, structure, leaves)
@@ -101,10 +102,9 @@ def restore(path: Any, like: Any = None) -> Any:
     place = _disk.place_of(path, read_only=True)
     if place.directory is not None:
         _disk.recover_directory(place.directory)
-    document = _document(place)
-    leaves = [_leaf(place, entry) for entry in document["leaves"]]
+    structure, leaves = _read(place)
     if like is None:
-        return _tree(document["structure"], leaves)
+        return _tree(structure, leaves)
     expected, treedef = jax.tree.flatten(like)
     _check_like(place, leaves, expected)
     return jax.tree.unflatten(treedef, leaves)
@@ -235,6 +235,22 @@ def _key_data(leaf: Any) -> Any:
 
 
 # --- reading --------------------------------------------------------------------------------
+
+
+def _read(place: Any) -> tuple[Any, list[Any]]:
+    """The structure and the leaves of one checkpoint, also while others take its place."""
+    for _ in range(100):
+        before = _disk.signature(place)
+        try:
+            document = _document(place)
+            found = document["structure"], [_leaf(place, entry) for entry in document["leaves"]]
+        except (errors.JaskZarrError, OSError, KeyError):
+            if _disk.signature(place) == before:
+                raise
+        else:
+            if _disk.signature(place) == before:
+                return found
+    raise errors.StoreBusyError(f"The checkpoint at {place} is replaced again and again while it is read.")
 
 
 def _document(place: Any) -> dict[str, Any]:

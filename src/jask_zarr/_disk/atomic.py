@@ -18,6 +18,7 @@ before the record, the record before the renames, and the renames before the rec
 import errno
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from ..errors import NotAnArrayError, ReadOnlyStoreError, StoreBusyError
 from . import locks
 from .durable import flush
 from .locks import PREFIX, Lock
+from .stores import METADATA_FILES
 
 FEW = 16
 """So many new files lie beside the old ones; more have a folder."""
@@ -197,11 +199,21 @@ def _finish(stagings: Sequence[Staging]) -> None:
 
 def _roll_forward(target: str, tag: str) -> None:
     found = _staged(target, tag)
+    _touch(target)
     for name, key in found:
         _move(os.path.join(target, name), os.path.join(target, key))
     for folder in {str(parent) for _, key in found for parent in Path(key).parents}:
         flush(os.path.join(target, folder))
+    _touch(target)
     _clean(target)
+
+
+def _touch(target: str) -> None:
+    """Let those who read meanwhile notice: metadata files get another time."""
+    now = time.time_ns()
+    for name in METADATA_FILES:
+        with suppress(OSError):
+            os.utime(os.path.join(target, name), ns=(now, now))
 
 
 def _move(new: str, old: str) -> None:

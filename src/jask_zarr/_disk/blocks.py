@@ -112,10 +112,13 @@ class BlockedArray:
         if place.directory is not None:
             swap.recover_missing(place.directory)
             atomic.recover(os.path.realpath(place.directory))
+        seen = signature(place)
         array = stores.open_zarr(place, _zarr_mode(place, mode))
         check_supported(array.dtype, f"The array at {place}")
         _check_sizes(array, place)
-        return cls(array, place, mode, choose_engine(array, engine))
+        opened = cls(array, place, mode, choose_engine(array, engine))
+        opened._seen = seen  # from before the metadata was read: whatever comes in between is noticed
+        return opened
 
     @classmethod
     def create(
@@ -161,8 +164,7 @@ class BlockedArray:
         check_supported(native_dtype(stored), "The new array")
         shape = tuple(int(n) for n in shape)
         place = stores.place_of(source, path)
-        if getattr(place.store, "read_only", False):
-            raise ReadOnlyStoreError(f"No array can be created at {place}: it is read-only.")
+        stores.check_creatable(place)
         if zarr_format not in (2, 3):
             raise ValueError(f"zarr_format is 2 or 3, not {zarr_format!r}.")
         chunks = _chunks_for(shape, chunks, stored.itemsize)
@@ -414,6 +416,26 @@ class BlockedArray:
             )
         self._seen = seen
 
+    def version(self) -> tuple | None:
+        """What differs once another process has replaced values, of a local array; else None.
+
+        Raises
+        ------
+        StoreBusyError
+            While another process does so.
+        """
+        if self.path is None:
+            return None
+        target = os.path.realpath(self.path)
+        atomic.recover(target)
+        found = _signature(self._metadata_file)
+        atomic.recover(target)  # what begins from here on gives another signature
+        return found
+
+    def was_updated(self) -> None:
+        """Take note of an update of this process's own."""
+        self._seen = _signature(self._metadata_file)
+
     def _check_box(self, start: Index, stop: Index) -> None:
         if not _chunks.is_inside(start, stop, self.shape):
             raise ShapeMismatchError(f"The box {start} to {stop} is not inside the array of shape {self.shape}.")
@@ -490,6 +512,11 @@ def _metadata_file(place: stores.Place) -> str | None:
         return None
     candidates = (os.path.join(place.directory, name) for name in stores.METADATA_FILES)
     return next(filter(os.path.exists, candidates), None)
+
+
+def signature(place: stores.Place) -> tuple | None:
+    """What differs once the array or group at a local place has been replaced."""
+    return _signature(_metadata_file(place))
 
 
 def _signature(file: str | None) -> tuple | None:

@@ -109,6 +109,10 @@ class SpillFile(BlockedArray):
             return None
         return engine.codec.chunk_in(np.asarray(stored)).view(self.dtype)[box_slices(start, stop, origin)]
 
+    def version(self) -> None:
+        """No other process replaces its values."""
+        return None
+
     def for_workers(self) -> BlockedArray:
         """The form in which the array is sent to other processes; its files stay this process's own."""
         self._room.take()

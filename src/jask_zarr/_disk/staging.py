@@ -6,14 +6,15 @@ remote) the new values wait in scratch and are copied at the end, one write chun
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from operator import add
 
 import numpy as np
 
 from .. import _chunks
-from ..errors import StoreBusyError
+from ..errors import StaleArrayError, StoreBusyError
 from . import atomic
 from .blocks import BlockedArray
 from .scratch import SpillFile
@@ -52,6 +53,7 @@ class _LocalUpdate(StagedUpdate):
         super().__init__(array)
         files = prod(_chunks.grid_shape(array.shape, array.write_chunks))
         self.staging = atomic.Staging.begin(str(array.path), files)
+        array.check_unchanged()  # nobody writes over it from here on
         self._target = array.staged_at(self.staging.prefix)
 
     def write_box(self, start: Sequence[int], values: np.ndarray) -> None:
@@ -144,4 +146,20 @@ def commit(updates: Sequence[StagedUpdate]) -> None:
         for update in updates:
             update.discard()
         raise
-    atomic.commit([update.staging for update in updates if isinstance(update, _LocalUpdate)])
+    local = [update for update in updates if isinstance(update, _LocalUpdate)]
+    atomic.commit([update.staging for update in local])
+    for update in local:
+        update.array.was_updated()
+
+
+@contextmanager
+def one_version(arrays: Sequence[BlockedArray]) -> Iterator[None]:
+    """Raise `StaleArrayError` if another process replaced values of a local array meanwhile."""
+    before = [array.version() for array in arrays]
+    yield
+    for array, version in zip(arrays, before, strict=True):
+        if array.version() != version:
+            raise StaleArrayError(
+                f"Another process replaced values of the array at {array.path!r} while they were read: it is of two "
+                "versions. Read it again."
+            )

@@ -19,7 +19,13 @@ import zarr.errors
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, ObjectStore, ZipStore
 
-from ..errors import ArrayNotFoundError, NotAnArrayError, NotPortableError, UnsupportedDtypeError
+from ..errors import (
+    ArrayNotFoundError,
+    NotAnArrayError,
+    NotPortableError,
+    ReadOnlyStoreError,
+    UnsupportedDtypeError,
+)
 
 METADATA_FILES = ("zarr.json", ".zarray")
 _MEMBERS_SHOWN = 20
@@ -235,6 +241,19 @@ def check_portable(place: Place) -> None:
 def _is_in_memory(store: Any) -> bool:
     protocol = getattr(getattr(store, "fs", None), "protocol", ())
     return "memory" in ({protocol} if isinstance(protocol, str) else set(protocol))
+
+
+def check_creatable(place: Place) -> None:
+    """Refuse a place where nothing can be created."""
+    directory = place.directory
+    if getattr(place.store, "read_only", False):
+        raise ReadOnlyStoreError(f"Nothing can be created at {place}: it is read-only.")
+    if directory is None or not os.path.lexists(directory):
+        return
+    if directory.exists() and not directory.is_dir():
+        raise FileExistsError(f"There is a file at {place}, which is not replaced: give another path, or remove it.")
+    if directory.is_dir() and not os.access(directory, os.W_OK | os.X_OK):
+        raise ReadOnlyStoreError(f"Nothing can be created at {place}: this user may not write there.")
 
 
 def identity_of(place: Place) -> tuple:

@@ -6,8 +6,10 @@ between the two renames, `recover` gives it its name back.
 """
 
 import ctypes
+import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,10 +27,11 @@ _exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A directory to fill, which takes the place of ``path`` when the ``with`` block ends well."""
+    path = Path(os.path.realpath(path))
     recover(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=_prefix(path) + owners.own_tag() + "-", suffix=_NEW, dir=path.parent))
-    new.chmod(0o777 & ~_umask())
+    new.chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o777 & ~_umask())
     try:
         yield new
         flush_tree(str(new))
@@ -62,7 +65,8 @@ def _left_at(path: Path) -> list[Path]:
 
 
 def _prefix(path: Path) -> str:
-    return f".{path.name}.jask_zarr-"
+    name = path.name if len(os.fsencode(path.name)) <= 100 else hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    return f".{name}.jask_zarr-"
 
 
 def _put(new: Path, path: Path) -> None:
@@ -71,7 +75,11 @@ def _put(new: Path, path: Path) -> None:
     elif _exchange is None or _exchange(_HERE, os.fsencode(new), _HERE, os.fsencode(path), _EXCHANGE):
         old = new.with_suffix(_OLD)
         os.rename(path, old)
-        os.rename(new, path)
+        try:
+            os.rename(new, path)
+        except BaseException:
+            os.rename(old, path)
+            raise
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -296,18 +296,23 @@ def _reopen(path: str, mode: str) -> DiskArray:
 
 def _refuse_own_store(value: Value, path: Any) -> None:
     """What is computed from a store cannot be written over it: it would be gone before it is read."""
-    if not isinstance(path, str | os.PathLike):  # a Path has a root, too
-        path = getattr(path, "root", None)
-    if path is None:
-        return
-    target = os.path.realpath(path)
     for leaf in collect([value]).leaves:
-        own = leaf.leaf.source.array.path if isinstance(leaf.leaf, Stored) else None
-        if own is not None and os.path.commonpath([target, os.path.realpath(own)]) == target:
+        if isinstance(leaf.leaf, Stored) and _is_within(leaf.leaf.source.origin.array, path):
             raise ValueError(
-                f"the array to save is computed from the store at {own!r}, which overwrite=True would remove before it "
-                "is read: replace its values with update_, or save to another path"
+                f"the array to save is computed from the store at {leaf.leaf.source.array.path or path!r}, which "
+                "overwrite=True would replace: replace its values with update_, or save to another path"
             )
+
+
+def _is_within(array: Any, path: Any) -> bool:
+    directory = _disk.place_of(path).directory
+    if directory is not None:
+        target = os.path.realpath(directory)
+        return array.path is not None and os.path.commonpath([target, os.path.realpath(array.path)]) == target
+    try:
+        return array.identity == _disk.BlockedArray.open(path, mode="r").identity
+    except (errors.ArrayNotFoundError, errors.NotAnArrayError):
+        return False
 
 
 def _of_store(array: Any) -> DiskArray:

@@ -29,6 +29,9 @@ class CastArray:
     def identity(self) -> tuple[Any, ...]:
         return (self.array.identity, self.dtype)
 
+    def version(self) -> Any:
+        return self.array.version()
+
     def stored_bytes(self) -> int:
         return self.array.stored_bytes()
 

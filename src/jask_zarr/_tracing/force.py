@@ -117,7 +117,8 @@ def evaluate(values: Sequence[Value], targets: Sequence[Any], open_writers: Any)
             check(leaf)
         program = program_for(graph, tuple(targets))
         inputs = [_input(v) for v, flag in zip(graph.leaves, program.used, strict=True) if flag]
-        return run(program.plan, [*program.consts, *inputs], open_writers(program.plan))
+        with _disk.one_version([v.leaf.source.array for v in graph.leaves if isinstance(v.leaf, Stored)]):
+            return run(program.plan, [*program.consts, *inputs], open_writers(program.plan))
 
 
 class _Lease:
@@ -209,7 +210,9 @@ def read(value: Value) -> np.ndarray:
         if not isinstance(copy.leaf, Stored):
             return np.array(copy.leaf.array)
         check(copy)
-        return copy.leaf.source.array.read_box((0,) * len(copy.shape), copy.shape)
+        array = copy.leaf.source.array
+        with _disk.one_version([array]):
+            return array.read_box((0,) * len(copy.shape), copy.shape)
 
 
 def worth_keeping(roots: Sequence[Value]) -> list[Value]:

@@ -28,15 +28,16 @@ TINY, MANY = 1 << 15, 1 << 15
 
 def write_new(path: Any, fill: Callable[[Any], None], **options: Any) -> Source:
     """Create a stored array and fill it. A local one that it overwrites stays until all of the new one is there."""
-    directory = _disk.place_of(path).directory if options.get("overwrite") else None
-    if directory is None or not directory.exists():
+    place = _disk.place_of(path)
+    _disk.check_creatable(place)
+    if not options.get("overwrite") or place.directory is None or not place.directory.exists():
         fill(array := _disk.BlockedArray.create(path, **options))
-    else:
-        directory = Path(os.path.realpath(directory))
+        return created(array)
+    directory = Path(os.path.realpath(place.directory))
+    with force.lock:
         with _disk.held(directory), _disk.replacing(directory) as beside:
-            fill(_disk.BlockedArray.create(beside, **options))
-        array = _disk.BlockedArray.open(path)
-    return created(array)
+            fill(_disk.BlockedArray.create(beside, **{**options, "overwrite": False}))
+        return created(_disk.BlockedArray.open(directory))
 
 
 def write(value: Value, array: Any) -> None:
