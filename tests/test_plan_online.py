@@ -183,6 +183,16 @@ def test_sums_that_do_not_fit_a_short_type_are_divided_in_a_longer_one(dtype):
     np.testing.assert_allclose(got.astype("float32"), 1000, rtol=1e-2)
 
 
+@pytest.mark.parametrize("by", ["sum", "product"])
+def test_factors_near_the_limit_do_not_overflow_before_they_are_divided(by):
+    x, f = np.zeros((ROWS, COLUMNS), "float32"), np.full((ROWS, COLUMNS), 1e38, "float32")
+    mean = {
+        "sum": lambda x, f: jnp.sum(jax.nn.softmax(x, axis=0) * f, axis=0),
+        "product": lambda x, f: jax.nn.softmax(x, axis=0).T @ f,
+    }
+    np.testing.assert_allclose(computed(mean[by], stored(x), stored(f)), 1e38, rtol=1e-5)
+
+
 def test_with_64_bits_the_sum_is_as_exact(x64):
     x = X.astype("float64")
     np.testing.assert_allclose(computed(jax.nn.logsumexp, stored(x)), jax.nn.logsumexp(x), rtol=1e-14)

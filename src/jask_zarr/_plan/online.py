@@ -214,7 +214,7 @@ def _absolute(term: Term, params: Params, dtype: Any) -> Callable[..., jax.Array
         maximum = finite(jnp.max(x, axis=params["axes"], keepdims=True))
         shift, *outer = (thin.of(array, maximum.shape) for thin, array in zip(thins, arrays, strict=True))
         scales = [aligned(params, array) for array in (jnp.exp(maximum - shift), *outer)]
-        return _scaled(total, scales, [False, *divides]).astype(dtype)
+        return (_scaled(total, scales, [False, *divides]) / params["unit"]).astype(dtype)
 
     return absolute
 

@@ -6,6 +6,7 @@ and its sum relative to that: two tiles combine by rescaling.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,9 @@ def params_of(equation: Equation, side: int) -> dict[str, Any]:
         contract, batch = (pair[side] for pair in params["dimension_numbers"])
         beside = operands[1 - side].ndim - len(contract) - len(batch)
     own = {"side": side, "axes": tuple(contract), "batch": tuple(batch), "beside": beside}
-    return {**params, **own, "weights": operands[side].dtype}
+    terms, weights = math.prod(operands[side].shape[d] for d in contract), operands[side].dtype
+    unit = 1.0 if jnp.finfo(weights).bits < 32 else 0.5 ** terms.bit_length()
+    return {**params, **own, "weights": weights, "unit": unit}
 
 
 def aligned(params: Params, thin: jax.Array) -> jax.Array:
@@ -67,13 +70,13 @@ def access_dot(equation: Equation, slot: int, index: Index, labels: Labels) -> A
 
 
 def relative_sum(equation: Equation, operands: Arrays) -> tuple[jax.Array, jax.Array]:
-    """The maximum, with the dims of the result, and the sum relative to it."""
+    """The maximum, with the dims of the result, and the sum relative to it, in a unit that keeps it as small as `f`."""
     params = equation.params
     side, ending, dtype = params["side"], params["axes"], params["weights"]
     count = 1 if equation.primitive is REDUCE_SUM else 2
     terms, factors = list(operands[:count]), operands[count:]
     maximum = jnp.max(terms[side], axis=ending, keepdims=True)
-    terms[side] = jnp.exp(terms[side] - finite(maximum)).astype(dtype)
+    terms[side] = jnp.exp(terms[side] - finite(maximum)).astype(dtype) * params["unit"]
     for factor in factors:
         terms[side] *= factor.astype(dtype)
     return aligned(params, maximum), _summed(equation, terms)
