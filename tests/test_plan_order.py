@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jask_zarr as jz
@@ -135,3 +136,16 @@ def test_stored_rows_are_read_once_for_scratch_and_once_from_there(times, tmp_pa
         jz.lift(lambda t, u: t.at[numbers].add(u))(table, updates).save(tmp_path / "sum", chunks=table.chunks)
     assert cost.bytes_read <= 1.1 * (table.nbytes + 2 * updates.nbytes)
     assert cost.bytes_written == table.nbytes + updates.nbytes
+
+
+def test_numbers_are_not_sorted_where_that_makes_other_passes_read_far_more():
+    """Tied embeddings: the table is looked up and multiplied."""
+    table, numbers = TABLE[:1000, :16], RANDOM[:600] % 1000
+
+    def loss(t):
+        logits = t[numbers[:300]] @ t.T / 81
+        return optax.softmax_cross_entropy_with_integer_labels(logits, numbers[300:]).mean()
+
+    jz.set_memory_budget("100kB")
+    plan = jz.explain(jax.value_and_grad(loss), on_disk(table, 50)).plan
+    assert sum(p.tiling.traffic for p in plan.passes) < 100 * table.nbytes

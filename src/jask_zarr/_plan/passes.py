@@ -61,7 +61,24 @@ def _cached_plan(
     workers: int,
     tile_bytes: int,
 ) -> Plan:
-    return _Planner(closed_jaxpr, inputs, outputs, budget, workers, tile_bytes).plan()
+    program = flatten(closed_jaxpr)
+    chunks = {v: s.chunks for v, s in zip(program.inputs, inputs, strict=True) if s.chunks is not None}
+    ways = dict.fromkeys((in_order(program, chunks, budget, tile_bytes), program))
+    return _first_good([_Planner(way, chunks, inputs, outputs, budget, workers, tile_bytes) for way in ways])
+
+
+def _first_good(planners: Sequence[_Planner]) -> Plan:
+    """The first plan that fits and does not read far more than the next: sorting may make other passes narrow."""
+    plans, problems = [], []
+    for planner in planners:
+        try:
+            plans.append(planner.plan())
+        except MemoryBudgetError as problem:
+            problems.append(problem)
+    if not plans:
+        raise problems[0]
+    reads = [sum(p.tiling.traffic for p in plan.passes) for plan in plans]
+    return plans[-1] if reads[0] > 2 * reads[-1] else plans[0]
 
 
 @dataclass
@@ -76,7 +93,9 @@ class _Group:
 
 @dataclass
 class _Planner:
-    closed_jaxpr: Any
+    program: Program
+    chunks: dict[int, tuple[int, ...]]
+    """Of the values that are on disk."""
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     budget: int
@@ -85,9 +104,6 @@ class _Planner:
     kept: dict[int, Kept] = field(default_factory=dict)
 
     def plan(self) -> Plan:
-        program = flatten(self.closed_jaxpr)
-        self.chunks = {v: s.chunks for v, s in zip(program.inputs, self.inputs, strict=True) if s.chunks is not None}
-        self.program = in_order(program, self.chunks, self.budget, self.tile_bytes)
         self.writes = self._write_grids()
         while True:
             groups = list(self._groups())
