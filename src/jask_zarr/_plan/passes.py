@@ -383,7 +383,8 @@ class _Planner:
         loops = tuple(self._loops(group))
         memory = tuple(v for v in swept.reads if not self.on_disk(v[0]))
         steps = {step.result: step for step in swept.steps}
-        results = tuple(self._result(group, steps.get(v), v) for v in dict.fromkeys(swept.targets))
+        cut = {loop.label for loop in loops}
+        results = tuple(self._result(group, steps.get(v), v, cut) for v in dict.fromkeys(swept.targets))
         return Pass(swept, loops, group.model.reads, memory, tuple(sorted(swept.origins)), results, tiling)
 
     def _loops(self, group: _Group) -> Iterator[Loop]:
@@ -394,8 +395,8 @@ class _Planner:
             groups = 1 if by is None else group.model.count(by.axis.label, sizes)
             yield Loop(label, swept.sizes[label], sizes[label], by, groups)
 
-    def _result(self, group: _Group, step: Step | None, version: Version) -> Result:
-        value, cut = version[0], {loop.label for loop in self._loops(group)}
+    def _result(self, group: _Group, step: Step | None, version: Version, cut: set[int]) -> Result:
+        value = version[0]
         combine = step.rule.combine if step is not None and reduces(step) else None
         destinations = [
             Destination("output", n, spec.chunks is not None)

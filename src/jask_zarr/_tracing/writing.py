@@ -10,9 +10,7 @@
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from jask_zarr import _chunks, _config, _disk, errors
@@ -29,11 +27,11 @@ TINY, MANY = 1 << 15, 1 << 15
 def write_new(path: Any, fill: Callable[[Any], None], **options: Any) -> Source:
     """Create a stored array and fill it. A local one that it overwrites stays until all of the new one is there."""
     place = _disk.place_of(path)
-    _disk.check_creatable(place)
-    if not options.get("overwrite") or place.directory is None or not place.directory.exists():
+    directory = place.directory
+    if not options.get("overwrite") or directory is None or not directory.exists():
         fill(array := _disk.BlockedArray.create(path, **options))
         return created(array)
-    directory = Path(os.path.realpath(place.directory))
+    _disk.check_creatable(place)
     with force.lock:
         with _disk.held(directory), _disk.replacing(directory) as beside:
             fill(_disk.BlockedArray.create(beside, **{**options, "overwrite": False}))
