@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -48,11 +50,21 @@ def _aligned(nbytes: int) -> np.ndarray:
     return raw[offset : offset + nbytes]
 
 
-def give_back_freed_memory() -> None:
-    """Return to the system what glibc keeps of freed blocks (it keeps those of up to 32 MiB, for each thread)."""
+def give_back_freed_memory(beyond: int = 0) -> None:
+    """Return to the system what glibc keeps of freed blocks (it keeps those of up to 32 MiB, for each thread).
+
+    Only if the process has more bytes in memory than ``beyond``: pages that are given back are soon faulted in again.
+    """
     trim = getattr(_libc(), "malloc_trim", None)
-    if trim is not None:
+    if trim is not None and resident_memory() > beyond:
         trim(0)
+
+
+def resident_memory() -> int:
+    """Bytes of this process that are in memory, as Linux counts them."""
+    with suppress(FileNotFoundError), open("/proc/self/statm", "rb") as pages:
+        return int(pages.read().split()[1]) * mmap.PAGESIZE
+    return 1  # not known
 
 
 @cache

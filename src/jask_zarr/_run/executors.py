@@ -27,7 +27,7 @@ def here() -> Executor:
     if isinstance(chosen, ThreadPoolExecutor):
         return chosen
     if _pool is None:
-        _pool = ThreadPoolExecutor(_threads() + 1, thread_name_prefix="jask_zarr-tile")
+        _pool = ThreadPoolExecutor(_threads(), thread_name_prefix="jask_zarr-tile")
     return _pool
 
 
@@ -68,14 +68,14 @@ def check_process() -> None:
 
 
 def wanted_workers() -> int:
-    """Tiles to have under way: one for each worker, and one more that is read or waits meanwhile."""
+    """Tiles to have under way: one for each worker, and one more that waits for the first that is free."""
     chosen = _config.executor()
     return 1 + (_config.workers() or getattr(chosen, "_max_workers", None) or _threads())
 
 
 def _threads() -> int:
-    """One for each processor, and for each device, which may be another kind of processor."""
-    return max(_config.threads(), len(devices()))
+    """One for each processor, and for each device, which may be another kind of processor; one reads meanwhile."""
+    return max(2, _config.threads(), len(devices()))
 
 
 def devices() -> tuple[Any, ...]:

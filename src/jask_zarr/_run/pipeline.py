@@ -20,7 +20,7 @@ import numpy as np
 from jask_zarr._disk import SpillFile
 from jask_zarr._plan.plan import Destination, Pass, Plan, Result
 from jask_zarr._run import combine, executors, shipping
-from jask_zarr._run.buffers import LARGE, give_back_freed_memory
+from jask_zarr._run.buffers import LARGE, give_back_freed_memory, resident_memory
 from jask_zarr._run.compiled import compiled
 from jask_zarr._run.shipping import Shipment
 from jask_zarr._run.task import Delivery, InMemory, Shared, Task
@@ -73,13 +73,13 @@ class _PassRun:
         self.shared = self._what_is_shared()
         origins = zip(self.pass_.origins, self.shared.origins, strict=True)
         self.origins = {value: int(origin) for value, origin in origins}
-        often = self._tiles_between_trims()
+        often, much = self._tiles_between_trims(), resident_memory() + self.plan.budget // 2
         total = 0 if self.progress is None else sum(1 for _ in self._tiles())
         with closing(self._workers().answers(map(self._task, self._tiles()))) as answers:
             for done, (task, found) in enumerate(answers, 1):
                 self._receive(task, found)
                 if done % often == 0:
-                    give_back_freed_memory()
+                    give_back_freed_memory(beyond=much)
                 if self.progress is not None:
                     self.progress(self.number, len(self.plan.passes), done, total)
 
@@ -87,7 +87,7 @@ class _PassRun:
         return tiles_of(self.pass_, self.origins, self._value)
 
     def _tiles_between_trims(self) -> int:
-        """Freed memory is given back each time half a budget, and at least `LARGE` bytes, have passed through."""
+        """Whether to give freed memory back is asked when half a budget, and at least `LARGE` bytes, have passed."""
         tile = 1 + self.pass_.tiling.traffic // self.pass_.tiles
         return max(1, max(self.plan.budget // 2, LARGE) // tile)
 
