@@ -1,11 +1,13 @@
 """Look-ups and additions of rows: exact whatever the tiles, and only chunks that hold a wanted row are read."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import zarr
 from jax import lax
 
 import jask_zarr as jz
@@ -123,6 +125,17 @@ def test_a_look_up_that_does_not_fit_is_read_in_parts(monkeypatch):
     got = float(jz.sum(jz.sqrt(jz.take(table, jnp.asarray(rows), axis=0))))
     want = np.sqrt(np.arange(400_000, dtype="float64")).reshape(4000, 100)[rows].sum()
     assert got == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "fits"), [("clip", True), ("promise_in_bounds", True), ("fill", False)])
+def test_rows_that_are_the_result_are_not_held_twice(tmp_path, mode, fits):
+    values = np.arange(512 * 64, dtype="float32").reshape(512, 64)
+    table, rows = jz.DiskArray.from_numpy(values, chunks=(16, 64)), RNG.integers(0, 512, size=256)
+    jz.set_memory_budget(120_000)
+    with nullcontext() if fits else pytest.raises(jz.errors.MemoryBudgetError):
+        found = jz.lift(lambda table, rows: table.at[rows].get(mode=mode))(table, rows)
+        found.save(tmp_path / "rows.zarr", chunks=(64, 64))
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / "rows.zarr")[...], values[rows])
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 12])

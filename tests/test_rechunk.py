@@ -44,7 +44,7 @@ def test_one_more_stage_in_place_of_many_tiny_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "TINY", 100)  # the chunks between would be of 4 by 4 float32
     monkeypatch.setattr(writing, "MANY", 100)
     a = jz.DiskArray.from_numpy(SQUARE, chunks=(1, SIDE))
-    jz.set_memory_budget(SQUARE.nbytes // 3)
+    jz.set_memory_budget(SQUARE.nbytes // 6)
     with jz.io_cost() as cost:
         b = jz.rechunk(a, (SIDE, 1), tmp_path / "b.zarr")
     assert cost.bytes_read == 3 * a.nbytes

@@ -269,7 +269,9 @@ class _Planner:
         partials = tuple(
             self._partial(swept, steps[v]) for v in dict.fromkeys(swept.targets) if v in steps and reduces(steps[v])
         )
-        results = total(self._footprint(swept, v) for v in dict.fromkeys(swept.targets))
+        read = swept.as_read()
+        computes = read is None or not all(self.on_disk(v[0]) for v in read)
+        results = total(self._footprint(swept, v) for v in dict.fromkeys(swept.targets) if computes)
         fixed = sum(self.program.nbytes(v) for v, k in self.kept.items() if not k.on_disk)
         fixed += sum(
             self.program.nbytes(v) for v in dict.fromkeys(targets) if self._in_memory(v) and v not in self.kept
@@ -283,7 +285,7 @@ class _Planner:
             reads,
             writes,
             partials,
-            moments(swept),
+            moments(swept) if computes else (),
             results,
             penalties(swept, reads),
             tuple((*self._once(s), swept.computed_along(s)) for s in swept.steps if not s.rule.fuses),

@@ -133,6 +133,14 @@ def _placed(equation: Equation, dim: int, table: jax.Array, rows: jax.Array) -> 
     return jnp.where(along(outside[:, 0], place, found.ndim), _fill_value(equation, found.dtype), found)
 
 
+def passes_rows_on(equation: Equation) -> bool:
+    """Whether the rows that are read are the result."""
+    if row_gather_dim(equation) is None or not reads_rows(equation):
+        return False
+    in_place = row_gather_dim(equation) == _row_place(equation)
+    return in_place and equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP
+
+
 def _gather_rows_of_tile(
     equation: Equation, tile: Tile, axis: Axis, table: jax.Array, rows: jax.Array, sizes: tuple[int, ...], dim: int
 ) -> jax.Array:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jask_zarr._plan.labels import Axis, Group, Index, Labels, axes, chain
@@ -61,6 +61,12 @@ class Sweep:
         """The labels that computing a result depends on; what is then cut out of it may depend on others."""
         own = (*(axis.label for axis in axes(step.access.computed)), *step.access.reduced)
         return _with_groups(own, self.groups).union(*(self.depends[v] for v in step.operands))
+
+    def as_read(self) -> tuple[Version, ...] | None:
+        """Of a pass that computes nothing: which of its reads each target is."""
+        steps = {step.result: step for step in self.steps}
+        found = tuple(_followed(target, steps) for target in self.targets)
+        return found if set(found) <= set(self.reads) else None
 
 
 def sweep(program: Program, targets: Sequence[int], cuts: Collection[int]) -> Sweep:
@@ -142,6 +148,14 @@ class _Sweeper:
         canonical = self.labels.canonical
         reduced = tuple(dict.fromkeys(self.labels.find(label) for label in access.reduced))
         return Access(tuple(canonical(i) for i in access.operands), canonical(access.computed), reduced)
+
+
+def _followed(version: Version, steps: Mapping[Version, Step]) -> Version:
+    """What a version is, behind steps that pass it on as it is."""
+    step = steps.get(version)
+    if step is None or not step.rule.passes_on(step.equation) or step.access.computed != step.index:
+        return version
+    return _followed(step.operands[0], steps)
 
 
 def _chained(indices: dict[Version, Index]) -> list[Axis]:

@@ -18,7 +18,7 @@ import numpy as np
 
 ALIGNMENT = 64
 LARGE = 32 << 20
-"""Bytes from which a pass gives freed memory back when it is done."""
+"""Bytes from which a pass keeps freed memory for its next tiles, and gives it back when it is done."""
 
 
 class BufferPool:
@@ -48,6 +48,14 @@ def _aligned(nbytes: int) -> np.ndarray:
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT
     return raw[offset : offset + nbytes]
+
+
+def keep_freed_memory(nbytes: int) -> None:
+    """Let glibc keep freed blocks of up to so many bytes, and at most 32 MiB.
+
+    It maps those larger than any freed so far from the system, and faults in their pages each time.
+    """
+    np.empty(min(nbytes, LARGE - 2 * mmap.PAGESIZE), np.uint8)
 
 
 def give_back_freed_memory(beyond: int = 0) -> None:

@@ -93,11 +93,12 @@ class CompiledPass:
 
     def _copied(self) -> tuple[int, ...] | None:
         """Of a pass that computes nothing: which stream each result is."""
-        numbers = {stream.version: n for n, stream in enumerate(self.pass_.streams)}
-        versions = [result.version for result in self.pass_.results]
-        if self.pass_.sweep.steps or not numbers.keys() >= set(versions):
+        streams = {stream.version: n for n, stream in enumerate(self.pass_.streams)}
+        read = self.pass_.sweep.as_read()
+        if read is None or not streams.keys() >= set(read):
             return None
-        return tuple(numbers[version] for version in versions)
+        numbers = dict(zip(self.pass_.sweep.targets, (streams[version] for version in read), strict=True))
+        return tuple(numbers[result.version] for result in self.pass_.results)
 
     def _function(self, shape: Shape) -> Any:
         return tile_function(self.pass_, self._tile(shape).sizes)

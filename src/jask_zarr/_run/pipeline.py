@@ -20,7 +20,7 @@ import numpy as np
 from jask_zarr._disk import SpillFile
 from jask_zarr._plan.plan import Destination, Pass, Plan, Result
 from jask_zarr._run import combine, executors, shipping
-from jask_zarr._run.buffers import LARGE, give_back_freed_memory, resident_memory
+from jask_zarr._run.buffers import LARGE, give_back_freed_memory, keep_freed_memory, resident_memory
 from jask_zarr._run.compiled import compiled
 from jask_zarr._run.shipping import Shipment
 from jask_zarr._run.task import Delivery, InMemory, Shared, Task
@@ -48,10 +48,13 @@ def run(
         for v, spec in zip(plan.program.outputs, plan.outputs, strict=True)
     ]
     for number, p in enumerate(plan.passes):
+        is_large = p.tiling.resident > LARGE
+        if is_large:
+            keep_freed_memory(plan.budget // 8)
         _PassRun(plan, p, number, values, outputs, writers, progress).run()
         for value in p.frees:
             values.pop(value, None)
-        if p.tiling.resident > LARGE:
+        if is_large:
             give_back_freed_memory()
     return outputs
 
