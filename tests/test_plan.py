@@ -73,7 +73,7 @@ SPLIT = {
     "softmax over an axis that fits": (lambda a: jax.nn.softmax(a, 1), BIG, 256 * MIB, 1),
     "softmax over an axis that does not": (lambda a: jax.nn.softmax(a, 0), (N * 64, 64), 16 * MIB, 2),
     "minus its mean": (lambda a: a - a.mean(), BIG, 32 * MIB, 2),
-    "variance": (lambda a: jnp.var(a), BIG, 32 * MIB, 2),
+    "variance": (lambda a: jnp.var(a), BIG, 32 * MIB, 1),
     "log-sum-exp": (lambda a: jax.nn.logsumexp(a), BIG, 32 * MIB, 1),
 }
 
@@ -120,7 +120,7 @@ def test_tiny_chunks_are_grouped():
 
 
 def test_plan_time_does_not_depend_on_the_number_of_chunks():
-    few = plan(lambda a: jnp.tanh(a).sum(), [(10**9,)], [(10**6,)])
+    few = plan(lambda a: jnp.tanh(a).sum(), [(10**9,)], [(10**5,)])
     many = plan(lambda a: jnp.tanh(a).sum(), [(10**9,)], [(10**3,)])
     assert few.passes[0].tiles == pytest.approx(many.passes[0].tiles, rel=0.5)
 

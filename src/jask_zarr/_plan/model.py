@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import jax
@@ -15,21 +16,48 @@ from jask_zarr._plan.program import Program
 from jask_zarr._plan.sweep import Step, Sweep, Version
 from jask_zarr._plan.tiles import Footprint, Stream, footprint, total
 
+SMALL = 64
+"""What is this many times smaller than what a pass reads does not count."""
+
 
 def reduces(step: Step) -> bool:
     return step.rule.combine is not None and bool(step.access.reduced)
 
 
 def penalties(swept: Sweep, reads: Sequence[Stream]) -> dict[int, int]:
-    """Labels that a value in the middle reduces: to cut one costs to keep that value and to walk the data again."""
+    """Labels that a value in the middle reduces: to cut one costs to keep that value, and to walk the data again.
+
+    A value that is small beside the data costs nothing if nothing is read after it: a sum that has to be divided.
+    """
+    again = _read_again(swept, {stream.version for stream in reads})
+    walk, walked = sum(stream.nbytes for stream in reads), set[int]()
+    moved: Counter[int] = Counter()
+    for step in _in_the_middle(swept):
+        reduced, nbytes = frozenset(step.access.reduced), 2 * swept.program.nbytes(step.result[0])
+        walks = reduced & again.get(step.result, frozenset())
+        walked |= walks
+        moved.update(dict.fromkeys(walks if SMALL * nbytes <= walk else reduced, nbytes))
+    return {label: moved[label] + (walk if label in walked else 0) for label in moved}
+
+
+def _in_the_middle(swept: Sweep) -> list[Step]:
     used = {v for step in swept.steps for v in step.operands}
-    walk = sum(stream.nbytes for stream in reads)
-    penalties: dict[int, int] = {}
+    return [step for step in swept.steps if reduces(step) and step.result in used]
+
+
+def _read_again(swept: Sweep, reads: Collection[Version]) -> dict[Version, frozenset[int]]:
+    """The labels that, if cut, let something be read after a version is known."""
+    none: frozenset[int] = frozenset()
+    kept = {step.result: frozenset(step.access.reduced) for step in _in_the_middle(swept)}
+    streams = dict.fromkeys(reads, frozenset(swept.sizes))
     for step in swept.steps:
-        if reduces(step) and step.result in used:
-            for label in step.access.reduced:
-                penalties[label] = penalties.get(label, walk) + 2 * swept.program.nbytes(step.result[0])
-    return penalties
+        below = none.union(*(streams.get(v, none) for v in step.operands))
+        streams[step.result] = below - kept.get(step.result, none)
+    again: dict[Version, frozenset[int]] = {}
+    for step in reversed(swept.steps):
+        beside = again.get(step.result, none).union(*(streams.get(v, none) for v in step.operands))
+        again.update((v, beside | again.get(v, none)) for v in step.operands)
+    return again
 
 
 def work(step: Step) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -64,7 +64,30 @@ def _cached_plan(
     program = flatten(closed_jaxpr)
     chunks = {v: s.chunks for v, s in zip(program.inputs, inputs, strict=True) if s.chunks is not None}
     ways = dict.fromkeys((in_order(program, chunks, budget, tile_bytes), program))
-    return _first_good([_Planner(way, chunks, inputs, outputs, budget, workers, tile_bytes) for way in ways])
+    planners = [_Planner(way, chunks, inputs, outputs, budget, workers, tile_bytes) for way in ways]
+    plan = _first_good(planners)
+    return _smaller(plan, replace(planners[0], program=_all_online(plan.program), kept={}))
+
+
+def _all_online(program: Program) -> Program:
+    """The program with no sum that would wait for a maximum or a mean if it were split."""
+    return online(program, {v for equation in program.equations for v in equation.outputs})
+
+
+def _smaller(plan: Plan, planner: _Planner) -> Plan:
+    """A plan; another one if that has smaller tiles where they are larger than wanted, and reads no more."""
+    if planner.program is plan.program or all(p.tiling.tile_bytes <= p.tiling.wanted for p in plan.passes):
+        return plan
+    other = planner.plan()
+    return other if _largest(other) < _largest(plan) and _traffic(other) <= _traffic(plan) else plan
+
+
+def _largest(plan: Plan) -> int:
+    return max((p.tiling.tile_bytes for p in plan.passes), default=0)
+
+
+def _traffic(plan: Plan) -> int:
+    return sum(p.tiling.traffic for p in plan.passes)
 
 
 def _first_good(planners: Sequence[_Planner]) -> Plan:
@@ -77,7 +100,7 @@ def _first_good(planners: Sequence[_Planner]) -> Plan:
             problems.append(problem)
     if not plans:
         raise problems[0]
-    reads = [sum(p.tiling.traffic for p in plan.passes) for plan in plans]
+    reads = [*map(_traffic, plans)]
     return plans[-1] if reads[0] > 2 * reads[-1] else plans[0]
 
 

@@ -218,6 +218,15 @@ class Builder:
         structs = [jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in operands]
         return self.inline(jax.make_jaxpr(function)(*structs), operands, caller)
 
+    def converted(self, value: int, equation: Equation) -> None:
+        """Let a value stand for the result of an equation, in its type."""
+        have, wanted = self.avals[value], self.avals[equation.outputs[0]].dtype
+        convert = jnp.copy if have.dtype == wanted else lambda x: lax.convert_element_type(x, wanted)
+        (source,) = jax.make_jaxpr(convert)(jax.ShapeDtypeStruct(have.shape, have.dtype)).jaxpr.eqns
+        self.equations.append(
+            replace(equation, primitive=source.primitive, params=source.params, inputs=(value,), source=source)
+        )
+
     def apply(self, equation: core.JaxprEqn, operands: tuple[int, ...], caller: Any) -> tuple[int, ...]:
         if equation.primitive.name == "dot_general":
             equation, operands = fold_transposes(equation, operands, self.transposed)

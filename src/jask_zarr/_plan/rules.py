@@ -11,6 +11,7 @@ from jask_zarr._plan import rules_layout as layout
 from jask_zarr._plan import rules_random as random
 from jask_zarr._plan import rules_reduce as reduce
 from jask_zarr._plan import rules_rows as rows
+from jask_zarr._plan import rules_square as square
 from jask_zarr._plan import rules_window as window
 from jask_zarr._plan.program import Equation
 from jask_zarr._plan.rule import (
@@ -73,6 +74,7 @@ RULES: dict[str, Rule] = {
         exp.access_dot, exp.evaluate, "rescaled", fuses=False, copied=lambda e: (e.params["side"],)
     ),
     "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False, passes_on=rows.passes_rows_on),
+    square.REDUCE_SUM.name: Rule(reduce.access_reduce, square.evaluate, "recentred"),
     "scatter-add": Rule(rows.access_scatter_add, rows.evaluate_scatter_add, "add", fuses=False),
     **{name: batched(lambda e: (e.params["axis"],)) for name in SCANS},
     **dict.fromkeys(SCATTERS, Rule(rows.access_scatter, rows.evaluate_scatter, fuses=False)),

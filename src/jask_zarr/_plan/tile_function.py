@@ -17,6 +17,7 @@ from jax import lax
 from jask_zarr._plan.labels import Axis, Index, axes, chain
 from jask_zarr._plan.plan import Pass
 from jask_zarr._plan.rules_exp import relative_sum
+from jask_zarr._plan.rules_square import moments
 from jask_zarr._plan.sweep import Step, Sweep, Version
 from jask_zarr._plan.wider import wider
 
@@ -151,6 +152,8 @@ def _partial(step: Step, tile: TileOf, tiles: dict[Version, jax.Array]) -> Any:
         return _arg_reduction(step, tile, tiles)
     if combine == "rescaled":
         return relative_sum(step.equation, _operands(step, tiles))
+    if combine == "recentred":
+        return moments(step.equation, _operands(step, tiles))
     return _evaluate(step, tile, tiles)
 
 

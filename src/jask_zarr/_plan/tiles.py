@@ -21,6 +21,9 @@ from jask_zarr._plan.sweep import Version
 TILE_BYTES = 16 << 20
 """What one tile reads and writes at most, where cutting further costs nothing."""
 
+DECODED_IN_PLACE = 2 << 20
+"""Chunks from which it is worth to have them one at a time: several are put together, once more copied."""
+
 Sizes = Mapping[int, int]
 
 
@@ -139,6 +142,12 @@ class Model:
 
     def tile_bytes(self, sizes: Sizes) -> int:
         return add(self.read_footprints, sizes) + add(self.results, sizes)
+
+    def wanted(self, tile_bytes: int) -> int:
+        """What a tile should be at most: where nothing is written a chunk of each array, if these are large."""
+        chunks = [stream.chunk_bytes for stream in self.reads]
+        alone = chunks and not self.writes and min(chunks) >= DECODED_IN_PLACE
+        return min(tile_bytes, sum(chunks)) if alone else tile_bytes
 
     @cached_property
     def coding(self) -> int:
@@ -268,6 +277,10 @@ class Tiling:
     """Its part that does not depend on how many tiles are under way."""
     traffic: int
     """Bytes read."""
+    tile_bytes: int
+    """Bytes that one tile reads and yields."""
+    wanted: int
+    """What they should be at most."""
     fits: bool
 
 
@@ -278,6 +291,7 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
     2. If one tile at a time does not fit, cut what costs least; below whole chunks only if that costs less in the end.
     3. Cut on, as long as it is free, so that more tiles fit at a time.
     """
+    tile_bytes = model.wanted(tile_bytes)
     sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes, model.workers, free=True)
     if model.resident(sizes, 1) > budget:
         fitted = [_fitted(model, sizes, g, budget, tile_bytes) for g in (model.granules, model.least_granules)]
@@ -287,7 +301,8 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
     workers = max((n for n in range(1, at_most + 1) if model.resident(sizes, n) <= budget), default=1)
     resident = model.resident(sizes, workers)
     held = model.fixed + model.accumulators(sizes, order)
-    return Tiling(sizes, order, workers, resident, held, model.traffic(sizes, order), resident <= budget)
+    traffic, tile = model.traffic(sizes, order), model.tile_bytes(sizes)
+    return Tiling(sizes, order, workers, resident, held, traffic, tile, tile_bytes, resident <= budget)
 
 
 def _fitted(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:

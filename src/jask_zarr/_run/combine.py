@@ -23,7 +23,7 @@ UFUNCS: dict[str, Any] = {
 
 def first(combine: str, partial: Any) -> Any:
     """The accumulator that the first partial result begins."""
-    if combine == "rescaled":
+    if combine in ("rescaled", "recentred"):
         return _wide(partial)
     if isinstance(partial, tuple):
         return tuple(np.array(p) for p in partial)
@@ -36,6 +36,8 @@ def merge(combine: str, total: Any, partial: Any) -> Any:
         return _merge_arg(combine, total, partial)
     if combine == "rescaled":
         return _merge_rescaled(total, _wide(partial))
+    if combine == "recentred":
+        return _merge_recentred(total, partial)
     if isinstance(partial, tuple):
         return tuple(UFUNCS[combine](t, p) for t, p in zip(total, partial, strict=True))
     with np.errstate(all="ignore"):
@@ -48,9 +50,10 @@ def merge(combine: str, total: Any, partial: Any) -> Any:
 
 def finish(combine: str, total: Any, dtype: Any) -> np.ndarray:
     """The result in its own dtype."""
-    if combine in ("argmax", "argmin", "rescaled"):
+    if combine in ("argmax", "argmin", "rescaled", "recentred"):
         with np.errstate(all="ignore"):
-            return np.asarray(total[1]).astype(dtype)
+            result = _finish_recentred(total) if combine == "recentred" else total[1]
+            return np.asarray(result).astype(dtype)
     if isinstance(total, tuple):
         _check_range(total[0], total[1], dtype)
         total = total[0]
@@ -67,7 +70,7 @@ def _merge_arg(combine: str, total: Any, partial: Any) -> Any:
 
 
 def _wide(partial: Any) -> Any:
-    """A maximum, and a sum of exponentials relative to it."""
+    """A maximum or a mean, and sums relative to it."""
     return tuple(np.asarray(p).astype(wider_inexact(p.dtype)) for p in partial)
 
 
@@ -81,6 +84,22 @@ def _merge_rescaled(total: Any, partial: Any) -> Any:
 
 def _scale(old: Any, new: Any) -> Any:
     return np.where(old == new, 1.0, np.exp(old - new))  # infinite ones may be equal
+
+
+def _merge_recentred(total: Any, partial: Any) -> Any:
+    """Both sums relative to the common mean; `rest` is what rounding left out of a mean, times the count."""
+    (count, mean, rest, squares), (more, other, others_rest, others) = total, partial
+    with np.errstate(all="ignore"):
+        both = count + more
+        centre = mean + ((other - mean) * more + rest + others_rest) / both
+        near, far = mean - centre, other - centre
+        squares = squares + others + near * (2 * rest + count * near) + far * (2 * others_rest + more * far)
+        return both, centre, rest + others_rest + count * near + more * far, squares
+
+
+def _finish_recentred(total: Any) -> Any:
+    count, _, rest, squares = total
+    return squares - rest * rest / count
 
 
 def _check_range(exact: Any, approximate: Any, dtype: Any) -> None:
