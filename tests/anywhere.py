@@ -42,6 +42,18 @@ def reduction(folder):
     return [jz.sum(a * a), jz.var(a, axis=0), jz.argmax(a), jz.softmax(a, axis=0)]
 
 
+def normed(folder):
+    """A layer norm along an axis that is split, and its gradient."""
+    jz.set_memory_budget("600kB")
+
+    def norm(a):
+        return (a - a.mean(0)) * jax.lax.rsqrt(a.var(0) + 1e-3)
+
+    gradient = jax.grad(lambda a: jnp.sum(jnp.sin(norm(a))))
+    a = stored(folder)
+    return [jz.lift(f)(a) for f in (norm, gradient)]
+
+
 def contraction(folder):
     a = stored(folder)
     return [a.T @ a, (a @ a.T).save(Path(folder, "product"), chunks=(300, 300))]
@@ -88,7 +100,7 @@ def rows_added(folder):
     return [jz.lift(loss)(stored(folder)), jz.lift(lambda a: a.at[numbers[:1200]].add(a))(stored(Path(folder, "b")))]
 
 
-JOBS = [elementwise, update, reduction, contraction, gradient, operand_in_memory, adam, rows_added]
+JOBS = [elementwise, update, reduction, normed, contraction, gradient, operand_in_memory, adam, rows_added]
 
 
 def results(job, folder):

@@ -6,17 +6,23 @@ data. But whatever `d` and `c` are, if constant along the axis,
 
     sum(exp(x - d) * f / c)  ==  sum(exp(x - m) * f) * exp(m - d) / c          where m = max(x)
     sum((x - d)**2 / c)      ==  (sum((x - m)**2) + n * (m - d)**2) / c        where m = sum(x) / n
+    sum((x - d) * f / c)     ==  (sum(x * f) - d * sum(f)) / c
+    sum(f / c)               ==  sum(f) / c
 
-and the sums on the right need no maximum or mean but those of the tiles (see `rules_exp` and `rules_square`).
+and the sums on the right need no maximum or mean but those of the tiles (see `rules_exp` and `rules_square`). The last
+two are of derivatives; they are taken in float64, where what cancels leaves digits enough for shorter types.
 
 1. A sum or a contraction is looked at if one of its operands is a product with one such term.
-2. It is replaced if `d` waits for a split maximum (or sum) of the same `x`, and neither `x` nor `f` does.
+2. It is replaced if `d` waits for a split maximum or sum of the same `x`, or `c` for any; and if neither `x` nor `f`
+   waits for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+
+import jax.numpy as jnp
 
 from jask_zarr._plan.program import Builder, Equation, Program
 from jask_zarr._plan.relative import replace_sum
@@ -56,19 +62,27 @@ class _Search:
                     break
 
     def gains(self, equation: Equation, side: int, term: Term) -> bool:
-        """Whether nothing but the shift waits for the reduction, and the sum is not larger than what is summed."""
-        if term.awaits == "reduce_sum" and equation.name != "reduce_sum":
+        """Whether the sum waits for less without what is constant, and is not larger than what is summed."""
+        if term.power is not None and not self.is_real_sum(equation):
             return False
+        if term.power == 1 and self.program.dtype(term.x).itemsize > 4:
+            return False  # what cancels would need a wider type
         others = [v for n, v in enumerate(equation.inputs) if n != side]
-        awaited = self.waits[term.shift.value].intersection(self.of_same(term))
+        awaited = self.awaited_by(term)
         free = not any(awaited & self.waits[v] for v in (term.x, *(v for v, _ in term.inner), *others))
         size = math.prod(self.program.shape(equation.outputs[0]))
         return bool(awaited) and free and 0 < size <= math.prod(self.program.shape(term.x))
 
-    def of_same(self, term: Term) -> Iterator[int]:
-        """The reductions of the kind that a term awaits, of the same `x`."""
+    def is_real_sum(self, equation: Equation) -> bool:
+        return equation.name == "reduce_sum" and jnp.issubdtype(self.program.dtype(equation.outputs[0]), jnp.floating)
+
+    def awaited_by(self, term: Term) -> frozenset[int]:
+        """What the constants of a term wait for: of what is subtracted, reductions of the same `x`."""
+        if term.power == 0:
+            return frozenset().union(*(self.waits[thin.value] for thin, _ in term.outer))
         source = self.terms.source
-        return (e.outputs[0] for e in self.awaited if e.name == term.awaits and source(e.inputs[0]) == source(term.x))
+        same = (e.outputs[0] for e in self.awaited if e.name == term.awaits and source(e.inputs[0]) == source(term.x))
+        return self.waits[term.shift.value].intersection(same)
 
 
 def _sums(equation: Equation) -> Iterator[tuple[int, tuple[int, ...]]]:

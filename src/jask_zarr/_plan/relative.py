@@ -20,27 +20,29 @@ from jask_zarr._plan.rules_exp import Params, aligned, finite
 from jask_zarr._plan.terms import Term
 
 Absolute = Callable[..., jax.Array]
-"""From `x`, the relative sum, the shift and the outer factors to the sum that was asked for."""
+"""From what is summed, or sums of it, the shift and the outer factors to the sum that was asked for."""
 
 
 def replace_sum(builder: Builder, equation: Equation, side: int, term: Term) -> None:
     """Add the equations that compute the same result from a relative sum."""
     with jax.enable_x64(True):
-        way = _squares if term.awaits == "reduce_sum" else _exponentials
-        relative, absolute = way(builder, equation, side, term)
-        operands = [term.x, *relative.outputs, term.shift.value, *(thin.value for thin, _ in term.outer)]
-        (result,) = builder.traced(absolute, operands, equation.caller)
+        way = {None: _exponentials, 2: _squares}.get(term.power, _products)
+        sums, absolute = way(builder, equation, side, term)
+        operands = [*sums, term.shift.value, *(thin.value for thin, _ in term.outer)]
+        signed = absolute if term.sign > 0 else lambda *arrays: -absolute(*arrays)
+        (result,) = builder.traced(signed, operands, equation.caller)
         builder.converted(result, equation)
 
 
 def _relative(
     builder: Builder, equation: Equation, primitive: core.Primitive, params: Params, inputs: Sequence[int], dtype: Any
-) -> Equation:
+) -> int:
     aval = builder.avals[equation.outputs[0]].update(dtype=dtype, weak_type=False)
     variables = {"invars": [core.Var(builder.avals[v]) for v in inputs], "outvars": [core.Var(aval)]}
     source = equation.source.replace(primitive=primitive, **variables)
-    result = (builder.value(aval),)
-    return builder.keep(Equation(primitive, {**params}, tuple(inputs), result, source, equation.caller))
+    result = builder.value(aval)
+    builder.keep(Equation(primitive, {**params}, tuple(inputs), (result,), source, equation.caller))
+    return result
 
 
 def _scaled(array: jax.Array, scales: Sequence[jax.Array], divides: Sequence[bool]) -> jax.Array:
@@ -59,7 +61,7 @@ def _thins(term: Term, arrays: Sequence[jax.Array], shape: Sequence[int]) -> lis
 # --- exponentials -----------------------------------------------------------------------------------------------------
 
 
-def _exponentials(builder: Builder, equation: Equation, side: int, term: Term) -> tuple[Equation, Absolute]:
+def _exponentials(builder: Builder, equation: Equation, side: int, term: Term) -> tuple[list[int], Absolute]:
     primitive = rules_exp.REDUCE_SUM if equation.name == "reduce_sum" else rules_exp.DOT_GENERAL
     inputs, params = list(equation.inputs), rules_exp.params_of(equation, side)
     inputs[side] = term.x
@@ -68,7 +70,7 @@ def _exponentials(builder: Builder, equation: Equation, side: int, term: Term) -
         inputs += builder.traced(factor, [v for v, _ in term.inner], equation.caller)
     dtype = jnp.promote_types(builder.avals[equation.outputs[0]].dtype, jnp.float32)
     relative = _relative(builder, equation, primitive, params, inputs, dtype)
-    return relative, _absolute_exponentials(term, params)
+    return [term.x, relative], _absolute_exponentials(term, params)
 
 
 def _factor(term: Term, shape: Sequence[int], dtype: Any) -> Callable[..., jax.Array]:
@@ -96,10 +98,10 @@ def _absolute_exponentials(term: Term, params: Params) -> Absolute:
 # --- squares ----------------------------------------------------------------------------------------------------------
 
 
-def _squares(builder: Builder, equation: Equation, side: int, term: Term) -> tuple[Equation, Absolute]:
+def _squares(builder: Builder, equation: Equation, side: int, term: Term) -> tuple[list[int], Absolute]:
     axes = tuple(equation.params["axes"])
     relative = _relative(builder, equation, rules_square.REDUCE_SUM, {"axes": axes}, (term.x,), jnp.float64)
-    return relative, _absolute_squares(term, axes)
+    return [term.x, relative], _absolute_squares(term, axes)
 
 
 def _absolute_squares(term: Term, axes: tuple[int, ...]) -> Absolute:
@@ -110,8 +112,44 @@ def _absolute_squares(term: Term, axes: tuple[int, ...]) -> Absolute:
         shift, *outer = (thin.astype(total.dtype) for thin in _thins(term, arrays, mean.shape))
         # Infinities of both signs have no mean, yet their squares are infinite, whatever is subtracted.
         excess = jnp.where(jnp.isnan(mean), shift - shift, mean - shift)
-        terms = math.prod(x.shape[d] for d in axes)
-        squares = total + terms * jnp.squeeze(jnp.square(excess), axes)
+        squares = total + _terms(x, axes) * jnp.squeeze(jnp.square(excess), axes)
         return _scaled(squares, [jnp.squeeze(scale, axes) for scale in outer], divides)
 
     return absolute
+
+
+# --- differences and products -----------------------------------------------------------------------------------------
+
+
+def _products(builder: Builder, equation: Equation, side: int, term: Term) -> tuple[list[int], Absolute]:
+    axes, dtype = tuple(equation.params["axes"]), builder.avals[equation.outputs[0]].dtype
+    factor = _factor(term, builder.avals[term.x].shape, jnp.promote_types(dtype, jnp.float32))
+    weights = builder.traced(factor, [v for v, _ in term.inner], equation.caller) if term.inner else []
+    return [*([term.x] if term.power else []), *weights], _absolute_products(term, axes)
+
+
+def _absolute_products(term: Term, axes: tuple[int, ...]) -> Absolute:
+    divides, summed = [divides for _, divides in term.outer], (term.power or 0) + bool(term.inner)
+
+    def total(array: jax.Array) -> jax.Array:
+        return jnp.sum(array, axis=axes, keepdims=True)
+
+    def absolute(*arrays: jax.Array) -> jax.Array:
+        operands = [array.astype(jnp.float64) for array in arrays[:summed]]
+        shape = [1 if d in axes else n for d, n in enumerate(operands[0].shape)]
+        shift, *outer = (thin.astype(jnp.float64) for thin in _thins(term, arrays[summed:], shape))
+        match term.power, operands:
+            case 0, [weights]:
+                result = total(weights)
+            case _, [x]:
+                result = total(x) - shift * _terms(x, axes)
+            case _, [x, weights]:  # infinities of both signs where one is subtracted
+                result = jnp.where(jnp.isfinite(shift), total(x * weights) - shift * total(weights), jnp.nan)
+        return jnp.squeeze(_scaled(result, outer, divides), axes)
+
+    return absolute
+
+
+def _terms(x: jax.Array, axes: Sequence[int]) -> int:
+    """How many terms the sum has."""
+    return math.prod(x.shape[d] for d in axes)

@@ -1,6 +1,7 @@
-"""Terms of sums from which something is subtracted that is constant along the sum: how a value is made of one.
+"""Terms of sums, with what is constant along the sum told apart: how a value is made of one.
 
-`exp(x - d) * f / c` and `(x - d)**2 / c`, in the forms that JAX's functions, their derivatives, and people write them.
+`exp(x - d) * f / c`, `(x - d)**2 / c`, `(x - d) * f / c` and `f / c`, in the forms that JAX's functions, their
+derivatives, and people write them.
 """
 
 from __future__ import annotations
@@ -29,16 +30,22 @@ class Thin:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``exp(x - shift)`` or ``(x - shift)**2``, multiplied or divided by factors."""
+    """``exp(x - shift)`` or a power of ``x - shift``, multiplied or divided by factors."""
 
-    awaits: str
-    """The reduction of `x` that the shift comes from: reduce_max of exponentials, reduce_sum of squares."""
     x: int
     shift: Thin
+    power: int | None
+    """1 or 2; 0 if there are only factors; None of an exponential."""
     inner: tuple[tuple[int, bool], ...] = ()
     """Values, and whether they divide."""
     outer: tuple[tuple[Thin, bool], ...] = ()
     """Factors of the whole sum."""
+    sign: int = 1
+
+    @property
+    def awaits(self) -> str:
+        """The reduction of `x` that the shift comes from."""
+        return "reduce_max" if self.power is None else "reduce_sum"
 
 
 class Terms:
@@ -69,56 +76,73 @@ class Terms:
         maker = self.makers.get(value)
         if maker is None or not jnp.issubdtype(self.program.dtype(value), jnp.inexact):
             return None
-        if maker.name == "exp":
-            return self._exponential(maker.inputs[0], ending)
-        return self._square(maker, ending) or self._product(maker, value, ending)
-
-    def _product(self, maker: Equation, value: int, ending: tuple[int, ...]) -> Term | None:
-        shape = self.program.shape(value)
-        terms = [self.term(v, ending) if self.program.shape(v) == shape else None for v in maker.inputs]
-        match maker.name, terms:
-            case "convert_element_type", [term]:
-                return term
-            case "div", [Term() as term, None]:
-                return self._scaled(term, maker.inputs[1], True, ending)
-            case ("mul", [Term() as term, None]) | ("mul", [None, Term() as term]):
-                return self._scaled(term, maker.inputs[1 if terms[0] else 0], False, ending)
+        match maker.name:
+            case "exp":
+                return self._difference(maker.inputs[0], ending, None)
+            case "sub":
+                return self._difference(value, ending, 1)
+            case "neg":
+                term = self.term(maker.inputs[0], ending)
+                return term and replace(term, sign=-term.sign)
+            case "convert_element_type":
+                return self.term(maker.inputs[0], ending)
+            case "mul" | "div" | "square" | "integer_pow":
+                return self._square(maker, ending) or self._product(maker, value, ending)
         return None
 
-    def _exponential(self, exponent: int, ending: tuple[int, ...]) -> Term | None:
-        maker = self.makers.get(exponent)
+    def _difference(self, value: int, ending: tuple[int, ...], power: int | None) -> Term | None:
+        maker = self.makers.get(value)
         if maker is None or maker.name != "sub":
             return None
-        x, shift = maker.inputs
-        return self._shifted("reduce_max", exponent, x, shift, ending)
+        left, right = maker.inputs
+        term = self._shifted(value, left, right, ending, power)
+        other = self._shifted(value, right, left, ending, power) if power and term is None else None
+        return term or (other and replace(other, sign=-1))
 
     def _square(self, maker: Equation, ending: tuple[int, ...]) -> Term | None:
-        difference = _squared(maker)
-        less = difference is not None and self.makers.get(self._through(("convert_element_type",), difference))
-        if not less or less.name != "sub":
+        value = _squared(maker)
+        term = None if value is None else self.term(value, ending)
+        if term is None or term.power != 1 or term.inner:
             return None
-        (difference,), (left, right) = less.outputs, less.inputs
-        ways = (self._shifted("reduce_sum", difference, x, d, ending) for x, d in ((left, right), (right, left)))
-        return next(filter(None, ways), None)
+        return replace(term, power=2, outer=term.outer * 2, sign=1)
 
-    def _shifted(self, awaits: str, difference: int, x: int, shift: int, ending: tuple[int, ...]) -> Term | None:
+    def _product(self, maker: Equation, value: int, ending: tuple[int, ...]) -> Term | None:
+        """The term of one operand, with the other one as a factor."""
+        if len(maker.inputs) != 2:
+            return None
+        (left, right), shape = maker.inputs, self.program.shape(value)
+        ways = [(left, right, maker.name == "div"), *([(right, left, False)] if maker.name == "mul" else [])]
+        ways = [way for way in ways if self.program.shape(way[0]) == shape]
+        terms = [(term, *way[1:]) for way in ways if (term := self.term(way[0], ending)) is not None]
+        main = [way for way in terms if way[0].power != 0] or terms
+        if len(main) > 1 and main[0][0].power != 0:
+            return None
+        for term, factor, divides in main:
+            return self._scaled(term, factor, divides, ending)
+        return next(filter(None, (self._factors(*way, ending) for way in ways)), None)
+
+    def _factors(self, value: int, factor: int, divides: bool, ending: tuple[int, ...]) -> Term | None:
+        """Nothing but factors, one of which must wait and is constant along the sum."""
+        thin = self.thin(factor, ending) if self.waits[factor] else None
+        return thin and Term(value, thin, 0, ((value, False),), ((thin, divides),))
+
+    def _shifted(self, difference: int, x: int, shift: int, ending: tuple[int, ...], power: int | None) -> Term | None:
         """The term of a difference, if what is subtracted must wait and is constant along the sum."""
         thin = self.thin(shift, ending) if self.waits[shift] else None
         real = jnp.issubdtype(self.program.dtype(x), jnp.floating)
         same = self.program.shape(x) == self.program.shape(difference)
-        return Term(awaits, x, thin) if thin is not None and real and same else None
+        return Term(x, thin, power) if thin is not None and real and same else None
 
     def _scaled(self, term: Term, factor: int, divides: bool, ending: tuple[int, ...]) -> Term | None:
         """The term with one more factor. What must wait is not summed: its parts are looked at."""
         thin, maker = self.thin(factor, ending), self.makers.get(factor)
-        squares = term.awaits == "reduce_sum"
-        if thin is not None and (squares or self.waits[factor]):
+        if thin is not None and (term.power is not None or self.waits[factor]):
             return replace(term, outer=(*term.outer, (thin, divides)))
         if self.waits[factor] and maker is not None and maker.name in ("mul", "div"):
             left, right = maker.inputs
             scaled = self._scaled(term, left, divides, ending)
             return scaled and self._scaled(scaled, right, divides ^ (maker.name == "div"), ending)
-        return None if squares else replace(term, inner=(*term.inner, (factor, divides)))
+        return None if term.power == 2 else replace(term, inner=(*term.inner, (factor, divides)))
 
     def thin(self, value: int, ending: tuple[int, ...]) -> Thin | None:
         """A value without what has been repeated along some axes; None if it may differ along them."""
