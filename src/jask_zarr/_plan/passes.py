@@ -3,9 +3,10 @@
 1. The *targets* are the program's outputs and the values *kept* between passes.
 2. Targets that depend on the same kept values form a level; targets of a level that read the same arrays form a group.
 3. A group is swept, its tiles are chosen. If that cuts a label that some value in the middle reduces (a softmax over a
-   split axis), or computes a contraction again and again, that value is kept too, and planning begins anew; sums of
-   exponentials are first freed from the maxima that they would wait for (`online`).
+   split axis), or computes a contraction again and again, that value is kept too, and planning begins anew; sums are
+   first freed from the maxima and means that they would wait for (`online`).
 4. What does not fit jointly, or would read more jointly, becomes one pass a target.
+5. If tiles are larger than wanted, all sums are freed, and the plan is taken that has the smaller ones.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ def _cached_plan(
     program = flatten(closed_jaxpr)
     chunks = {v: s.chunks for v, s in zip(program.inputs, inputs, strict=True) if s.chunks is not None}
     ways = dict.fromkeys((in_order(program, chunks, budget, tile_bytes), program))
-    planners = [_Planner(way, chunks, inputs, outputs, budget, workers, tile_bytes) for way in ways]
-    plan = _first_good(planners)
+    as_written = _Planner(program, chunks, inputs, outputs, budget, workers, tile_bytes, frees=False)
+    planners = [replace(as_written, program=way, kept={}, frees=True) for way in ways]
+    try:
+        plan = _first_good(planners)
+    except MemoryBudgetError:
+        return as_written.plan()
     return _smaller(plan, replace(planners[0], program=_all_online(plan.program), kept={}))
 
 
@@ -78,7 +83,10 @@ def _smaller(plan: Plan, planner: _Planner) -> Plan:
     """A plan; another one if that has smaller tiles where they are larger than wanted, and reads no more."""
     if planner.program is plan.program or all(p.tiling.tile_bytes <= p.tiling.wanted for p in plan.passes):
         return plan
-    other = planner.plan()
+    try:
+        other = planner.plan()
+    except MemoryBudgetError:
+        return plan
     return other if _largest(other) < _largest(plan) and _traffic(other) <= _traffic(plan) else plan
 
 
@@ -124,6 +132,8 @@ class _Planner:
     budget: int
     workers: int
     tile_bytes: int
+    frees: bool = True
+    """Whether sums are freed from what they would wait for."""
     kept: dict[int, Kept] = field(default_factory=dict)
 
     def plan(self) -> Plan:
@@ -133,7 +143,9 @@ class _Planner:
             more = {v: reason for g in groups for v, reason in self._to_keep(g) if v not in self.kept}
             if not more:
                 return self._finish([*map(self._checked, groups)])
-            known, self.program = self.program, online(self.program, {*self.kept, *more})
+            known = self.program
+            if self.frees:
+                self.program = online(self.program, {*self.kept, *more})
             if self.program is known:
                 for value, reason in more.items():
                     self._keep(value, reason)

@@ -15,6 +15,9 @@ from jax import lax
 
 from jask_zarr._plan.program import Equation, Program
 
+DEEPEST = 64
+"""Equations that a term is followed through."""
+
 
 @dataclass(frozen=True, slots=True)
 class Thin:
@@ -55,13 +58,16 @@ class Terms:
         self.program, self.waits = program, waits
         self.makers = {v: e for e in program.equations for v in e.outputs}
         self.known: dict[tuple[int, tuple[int, ...]], Term | None] = {}
+        self.depth = 0
 
     def term(self, value: int, ending: tuple[int, ...]) -> Term | None:
         """How a value is one term along the axes that end; None if it is not, or is several."""
         key = value, ending
-        if key not in self.known:
-            self.known[key] = self._term(value, ending)
-        return self.known[key]
+        if key not in self.known and self.depth < DEEPEST:
+            self.depth += 1
+            self.known[key] = self._term(value, ending) if self.waits[value] else None
+            self.depth -= 1
+        return self.known.get(key)
 
     def source(self, value: int) -> int:
         """The value of which it is a transpose, or the same in another type."""
