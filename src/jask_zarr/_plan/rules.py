@@ -73,8 +73,8 @@ RULES: dict[str, Rule] = {
     exp.DOT_GENERAL.name: Rule(
         exp.access_dot, exp.evaluate, "rescaled", fuses=False, copied=lambda e: (e.params["side"],)
     ),
-    "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False, passes_on=rows.passes_rows_on),
     square.REDUCE_SUM.name: Rule(reduce.access_reduce, square.evaluate, "recentred"),
+    "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False, passes_on=rows.passes_rows_on),
     "scatter-add": Rule(rows.access_scatter_add, rows.evaluate_scatter_add, "add", fuses=False),
     **{name: batched(lambda e: (e.params["axis"],)) for name in SCANS},
     **dict.fromkeys(SCATTERS, Rule(rows.access_scatter, rows.evaluate_scatter, fuses=False)),
