@@ -6,124 +6,39 @@
    split axis), or computes a contraction again and again, that value is kept too, and planning begins anew; sums are
    first freed from the maxima and means that they would wait for (`online`).
 4. What does not fit jointly, or would read more jointly, becomes one pass a target.
-5. If tiles are larger than wanted, all sums are freed, and the plan is taken that has the smaller ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass, field
 
-from jask_zarr import _compat
-from jask_zarr._plan import tiles
-from jask_zarr._plan.labels import Axis, Index, axes
+from jask_zarr._plan.assembly import Group, assembled, choose_chunks
+from jask_zarr._plan.labels import Axis, axes
 from jask_zarr._plan.model import moments, penalties, reduces, span_bytes, work
 from jask_zarr._plan.online import online
-from jask_zarr._plan.order import in_order
-from jask_zarr._plan.plan import CHOOSE, Destination, InputSpec, Kept, Loop, OutputSpec, Pass, Plan, Result
-from jask_zarr._plan.program import Program, flatten, itemsize
+from jask_zarr._plan.plan import CHOOSE, InputSpec, Kept, OutputSpec, Plan
+from jask_zarr._plan.program import Program, itemsize
+from jask_zarr._plan.refusal import does_not_fit
 from jask_zarr._plan.sweep import Step, Sweep, Version, sweep
 from jask_zarr._plan.tiles import (
     Footprint,
     Model,
     Partial,
     Stream,
-    Tiling,
     choose_tiles,
     footprint,
     total,
 )
 from jask_zarr.errors import MemoryBudgetError
 
-CHUNK_BYTES = 4 << 20
 FLOPS_PER_SECOND = 3e10
 BYTES_PER_SECOND = 1e9
 
 
-def make_plan(
-    closed_jaxpr: Any, inputs: tuple[InputSpec, ...], outputs: tuple[OutputSpec, ...], budget: int, workers: int = 3
-) -> Plan:
-    """Plan how to compute a jaxpr without constants within `budget` bytes.
-
-    Plans are cached by the identity of the jaxpr and the value of everything else.
-    """
-    return _cached_plan(closed_jaxpr, tuple(inputs), tuple(outputs), budget, workers, tiles.TILE_BYTES)
-
-
-@lru_cache(maxsize=1024)
-def _cached_plan(
-    closed_jaxpr: Any,
-    inputs: tuple[InputSpec, ...],
-    outputs: tuple[OutputSpec, ...],
-    budget: int,
-    workers: int,
-    tile_bytes: int,
-) -> Plan:
-    program = flatten(closed_jaxpr)
-    chunks = {v: s.chunks for v, s in zip(program.inputs, inputs, strict=True) if s.chunks is not None}
-    ways = dict.fromkeys((in_order(program, chunks, budget, tile_bytes), program))
-    as_written = _Planner(program, chunks, inputs, outputs, budget, workers, tile_bytes, frees=False)
-    planners = [replace(as_written, program=way, kept={}, frees=True) for way in ways]
-    try:
-        plan = _first_good(planners)
-    except MemoryBudgetError:
-        return as_written.plan()
-    return _smaller(plan, replace(planners[0], program=_all_online(plan.program), kept={}))
-
-
-def _all_online(program: Program) -> Program:
-    """The program with no sum that would wait for a maximum or a mean if it were split."""
-    return online(program, {v for equation in program.equations for v in equation.outputs})
-
-
-def _smaller(plan: Plan, planner: _Planner) -> Plan:
-    """A plan; another one if that has smaller tiles where they are larger than wanted, and reads no more."""
-    if planner.program is plan.program or all(p.tiling.tile_bytes <= p.tiling.wanted for p in plan.passes):
-        return plan
-    try:
-        other = planner.plan()
-    except MemoryBudgetError:
-        return plan
-    return other if _largest(other) < _largest(plan) and _traffic(other) <= _traffic(plan) else plan
-
-
-def _largest(plan: Plan) -> int:
-    return max((p.tiling.tile_bytes for p in plan.passes), default=0)
-
-
-def _traffic(plan: Plan) -> int:
-    return sum(p.tiling.traffic for p in plan.passes)
-
-
-def _first_good(planners: Sequence[_Planner]) -> Plan:
-    """The first plan that fits and does not read far more than the next: sorting may make other passes narrow."""
-    plans, problems = [], []
-    for planner in planners:
-        try:
-            plans.append(planner.plan())
-        except MemoryBudgetError as problem:
-            problems.append(problem)
-    if not plans:
-        raise problems[0]
-    reads = [*map(_traffic, plans)]
-    return plans[-1] if reads[0] > 2 * reads[-1] else plans[0]
-
-
 @dataclass
-class _Group:
-    targets: list[int]
-    in_memory: list[int]
-    """Targets whose results are in memory as a whole."""
-    sweep: Sweep
-    model: Model
-    tiling: Tiling
-
-
-@dataclass
-class _Planner:
+class Planner:
     program: Program
     chunks: dict[int, tuple[int, ...]]
     """Of the values that are on disk."""
@@ -142,7 +57,8 @@ class _Planner:
             groups = list(self._groups())
             more = {v: reason for g in groups for v, reason in self._to_keep(g) if v not in self.kept}
             if not more:
-                return self._finish([*map(self._checked, groups)])
+                groups = [*map(self._checked, groups)]
+                return assembled(self.program, groups, self.inputs, self.outputs, self.kept, self.budget)
             known = self.program
             if self.frees:
                 self.program = online(self.program, {*self.kept, *more})
@@ -163,19 +79,19 @@ class _Planner:
 
     # -- groups --
 
-    def _groups(self) -> Iterator[_Group]:
+    def _groups(self) -> Iterator[Group]:
         for level in self._levels():
             for targets in self._connected(level):
                 for group in self._tiled(targets):
                     self._place_kept(group)
                     yield group
 
-    def _place_kept(self, group: _Group) -> None:
+    def _place_kept(self, group: Group) -> None:
         """Give kept values their chunks, so that the passes that read them are planned on the same grid."""
         for version in group.sweep.targets:
             if version[0] in self.kept:
                 old = self.kept[version[0]]
-                self.kept[version[0]] = Kept(old.value, old.on_disk, self._choose_chunks(group, version), old.reason)
+                self.kept[version[0]] = Kept(old.value, old.on_disk, choose_chunks(group, version), old.reason)
 
     def _levels(self) -> list[list[int]]:
         """Targets by the number of passes that must come before."""
@@ -239,7 +155,7 @@ class _Planner:
             groups = [*rest, (reads, joined)]
         return [joined for _, joined in groups]
 
-    def _tiled(self, targets: list[int]) -> list[_Group]:
+    def _tiled(self, targets: list[int]) -> list[Group]:
         joint = self._group(targets)
         compulsory = sum({s.version[0]: s.nbytes for s in joint.model.reads}.values())
         if len(targets) == 1 or (joint.tiling.fits and joint.tiling.traffic <= compulsory):
@@ -251,21 +167,21 @@ class _Planner:
             return alone
         return [joint]
 
-    def _least_alone(self, joint: _Group) -> int:
+    def _least_alone(self, joint: Group) -> int:
         """Bytes that passes of one target each would read at least."""
         nbytes = {s.version[0]: s.nbytes for s in joint.model.reads}
         return sum(nbytes.get(v, 0) for target in joint.targets for v in self.reads[target])
 
-    def _group(self, targets: list[int]) -> _Group:
+    def _group(self, targets: list[int]) -> Group:
         cuts = {*self.program.inputs, *self.program.constants, *self.kept} - (set(targets) - set(self.program.inputs))
         swept = sweep(self.program, targets, cuts)
         model = self._model(swept, targets)
         in_memory = [v for v in dict.fromkeys(targets) if self._in_memory(v)]
-        return _Group(targets, in_memory, swept, model, choose_tiles(model, self.budget, self.tile_bytes))
+        return Group(targets, in_memory, swept, model, choose_tiles(model, self.budget, self.tile_bytes))
 
-    def _checked(self, group: _Group) -> _Group:
+    def _checked(self, group: Group) -> Group:
         if not group.tiling.fits:
-            raise MemoryBudgetError(_does_not_fit(group, self.program, self.budget))
+            raise MemoryBudgetError(does_not_fit(group, self.program, self.budget))
         return group
 
     # -- the model of one group --
@@ -343,7 +259,7 @@ class _Planner:
 
     # -- what must be kept --
 
-    def _to_keep(self, group: _Group) -> Iterator[tuple[int, str]]:
+    def _to_keep(self, group: Group) -> Iterator[tuple[int, str]]:
         swept, cut = group.sweep, set(group.model.cut(group.tiling.sizes))
         used = {v for step in swept.steps for v in step.operands}
         for value in swept.origins:
@@ -365,7 +281,7 @@ class _Planner:
             elif not step.rule.fuses and self._repeats(group, step, cut):
                 yield value, f"{step.equation.name} would be computed again for every tile"
 
-    def _repeats(self, group: _Group, step: Step, cut: set[int]) -> bool:
+    def _repeats(self, group: Group, step: Step, cut: set[int]) -> bool:
         """Whether keeping a result costs less time than computing it again."""
         missing = cut - group.sweep.computed_along(step)
         times = math.prod(group.model.count(label, group.tiling.sizes) for label in missing)
@@ -379,151 +295,3 @@ class _Planner:
         value = step.result[0]
         once = work(step) / FLOPS_PER_SECOND * BYTES_PER_SECOND
         return int(once), 2 * self.program.nbytes(value) + sum(self.program.nbytes(v) for v in self.reads[value])
-
-    # -- the plan --
-
-    def _finish(self, groups: list[_Group]) -> Plan:
-        output_chunks: list[tuple[int, ...] | None] = [
-            None if s.chunks is None or s.chunks == CHOOSE else tuple(s.chunks) for s in self.outputs
-        ]
-        passes = []
-        for group in groups:
-            chosen = {v[0]: self._choose_chunks(group, v) for v in group.sweep.targets}
-            for number, (value, spec) in enumerate(zip(self.program.outputs, self.outputs, strict=True)):
-                if value in chosen and spec.chunks == CHOOSE:
-                    output_chunks[number] = chosen[value]
-            passes.append(self._pass(group))
-        return Plan(
-            self.program,
-            self.inputs,
-            self.outputs,
-            _with_frees(passes, self.kept),
-            self.kept,
-            tuple(output_chunks),
-            self.budget,
-        )
-
-    def _choose_chunks(self, group: _Group, version: Version) -> tuple[int, ...]:
-        shape, dtype = self.program.shape(version[0]), self.program.dtype(version[0])
-        sizes, granules = group.tiling.sizes, group.model.granules
-        chunks = []
-        for n, axis in zip(shape, group.sweep.indices[version], strict=True):
-            if axis is None:
-                chunks.append(max(n, 1))
-            else:
-                granule = granules[axis.label]
-                chunks.append(granule if granule > 1 and sizes[axis.label] % granule == 0 else sizes[axis.label])
-        return _moderate(chunks, shape, group.sweep.indices[version], sizes, itemsize(dtype))
-
-    def _pass(self, group: _Group) -> Pass:
-        swept, tiling = group.sweep, group.tiling
-        loops = tuple(self._loops(group))
-        memory = tuple(v for v in swept.reads if not self.on_disk(v[0]))
-        steps = {step.result: step for step in swept.steps}
-        cut = {loop.label for loop in loops}
-        results = tuple(self._result(group, steps.get(v), v, cut) for v in dict.fromkeys(swept.targets))
-        return Pass(swept, loops, group.model.reads, memory, tuple(sorted(swept.origins)), results, tiling)
-
-    def _loops(self, group: _Group) -> Iterator[Loop]:
-        swept, sizes, order = group.sweep, group.tiling.sizes, group.tiling.order
-        told = (label for label, by in swept.groups.items() if label not in order and by.axis.label in order)
-        for label in (*order, *told):
-            by = swept.groups.get(label)
-            groups = 1 if by is None else group.model.count(by.axis.label, sizes)
-            yield Loop(label, swept.sizes[label], sizes[label], by, groups)
-
-    def _result(self, group: _Group, step: Step | None, version: Version, cut: set[int]) -> Result:
-        value = version[0]
-        combine = step.rule.combine if step is not None and reduces(step) else None
-        destinations = [
-            Destination("output", n, spec.chunks is not None)
-            for n, (v, spec) in enumerate(zip(self.program.outputs, self.outputs, strict=True))
-            if v == value
-        ]
-        if value in self.kept:
-            destinations.append(Destination("kept", value, self.kept[value].on_disk))
-        depends = group.sweep.depends[version]
-        shape, dtype = self.program.shape(value), self.program.dtype(value)
-        return Result(
-            version, group.sweep.indices[version], shape, dtype, combine, frozenset(cut - depends), tuple(destinations)
-        )
-
-
-def _moderate(
-    chunks: list[int], shape: Sequence[int], index: Index, sizes: dict[int, int], itemsize: int
-) -> tuple[int, ...]:
-    """Bring chunks near `CHUNK_BYTES` while tiles stay whole multiples of them."""
-
-    def nbytes() -> int:
-        return math.prod(chunks) * itemsize
-
-    for d in reversed(range(len(chunks))):
-        axis = index[d]
-        while axis is not None and nbytes() < CHUNK_BYTES // 4 and chunks[d] * 2 <= sizes[axis.label]:
-            if sizes[axis.label] % (chunks[d] * 2):
-                break
-            chunks[d] *= 2
-    for d in range(len(chunks)):
-        axis = index[d]
-        while nbytes() > 2 * CHUNK_BYTES and chunks[d] > 1:
-            if axis is not None and chunks[d] % 2:
-                break
-            chunks[d] = -(-chunks[d] // 2)
-    return tuple(chunks)
-
-
-def _with_frees(passes: list[Pass], kept: dict[int, Kept]) -> tuple[Pass, ...]:
-    last: dict[int, int] = {}
-    for number, p in enumerate(passes):
-        for value in (*(v[0] for v in p.sweep.reads), *p.origins, *(v[0] for v in p.sweep.targets)):
-            if value in kept:
-                last[value] = number
-    return tuple(
-        Pass(
-            p.sweep,
-            p.loops,
-            p.streams,
-            p.memory,
-            p.origins,
-            p.results,
-            p.tiling,
-            tuple(v for v, n in last.items() if n == number),
-        )
-        for number, p in enumerate(passes)
-    )
-
-
-def _does_not_fit(group: _Group, program: Program, budget: int) -> str:
-    _, what, remedy = max(_needs(group, program), key=lambda need: need[0])
-    return (
-        f"{what}. With all that is in memory beside it, {group.tiling.resident:,} bytes are needed, but {budget:,} "
-        f"bytes of the memory budget are left for it. Raise the budget with set_memory_budget, or {remedy}."
-    )
-
-
-def _needs(group: _Group, program: Program) -> Iterator[tuple[int, str, str]]:
-    """What takes memory: bytes, description, remedy."""
-    swept, sizes = group.sweep, group.tiling.sizes
-    for stream in group.model.reads:
-        what = (
-            f"one chunk of shape {stream.chunks} of an array of shape {stream.shape} takes {stream.chunk_bytes:,} bytes"
-        )
-        yield stream.chunk_bytes, what, "store the array in smaller chunks (a.save(path, chunks=...))"
-    for value in group.in_memory:
-        nbytes = program.nbytes(value)
-        what = f"the result {program.avals[value].str_short()} in memory takes {nbytes:,} bytes"
-        yield nbytes, what, "let the result be on disk"
-    for version, index in swept.indices.items():
-        value = version[0]
-        nbytes = footprint(program.shape(value), program.dtype(value), index).bytes(sizes)
-        whole = [str(d) for d, axis in enumerate(index) if axis is None and program.shape(value)[d] > 1]
-        along = f", whole along dim {', '.join(whole)}" if whole else ""
-        tile = f"the smallest tile of {program.avals[value].str_short()}{_needed_by(swept, version)}"
-        yield nbytes, f"{tile} takes {nbytes:,} bytes{along}", "store the array in smaller chunks"
-
-
-def _needed_by(swept: Sweep, version: Version) -> str:
-    for step in swept.steps:
-        if version in (step.result, *step.operands) and not step.rule.fuses:
-            return f" needed by `{step.equation.name}`{_compat.source_line(step.equation.caller)}"
-    return ""
