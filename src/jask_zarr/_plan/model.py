@@ -65,11 +65,7 @@ def work(step: Step) -> float:
     source = step.equation.source
     if jnp.issubdtype(source.outvars[step.slot].aval.dtype, jax.dtypes.extended):
         return 0.0  # random keys: a few, and nothing but a key holds them
-    size = math.prod(source.outvars[step.slot].aval.shape)
-    if "dot_general" in step.equation.name:
-        (contracted, _), _ = step.equation.params["dimension_numbers"]
-        return 2.0 * size * math.prod(source.invars[0].aval.shape[d] for d in contracted)
-    return 50.0 * size
+    return step.rule.flops(step.equation) * math.prod(source.outvars[step.slot].aval.shape)
 
 
 def span_bytes(program: Program, value: int, index: Index, swept: Sweep) -> int:

@@ -60,6 +60,8 @@ class Rule:
     """Bytes that XLA needs besides for each element, while it computes the primitive."""
     copied: Callable[[Equation], Sequence[int]] = lambda equation: ()
     """Operands of which it makes something of the same size on the way."""
+    flops: Callable[[Equation], float] = lambda equation: 50.0
+    """Floating-point operations for each element of the result, roughly."""
     passes_on: Callable[[Equation], bool] = lambda equation: False
     """Whether the result is the first operand as it is."""
 

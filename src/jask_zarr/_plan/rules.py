@@ -68,10 +68,15 @@ RULES: dict[str, Rule] = {
     "reduce_xor": reduce.reduction("xor"),
     "argmax": reduce.reduction("argmax"),
     "argmin": reduce.reduction("argmin"),
-    "dot_general": Rule(reduce.access_dot, reduce.evaluate_dot, "add", fuses=False),
+    "dot_general": Rule(reduce.access_dot, reduce.evaluate_dot, "add", fuses=False, flops=reduce.flops_of_dot),
     exp.REDUCE_SUM.name: Rule(exp.access_sum, exp.evaluate, "rescaled"),
     exp.DOT_GENERAL.name: Rule(
-        exp.access_dot, exp.evaluate, "rescaled", fuses=False, copied=lambda e: (e.params["side"],)
+        exp.access_dot,
+        exp.evaluate,
+        "rescaled",
+        fuses=False,
+        copied=lambda e: (e.params["side"],),
+        flops=reduce.flops_of_dot,
     ),
     square.REDUCE_SUM.name: Rule(reduce.access_reduce, square.evaluate, "recentred"),
     "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False, passes_on=rows.passes_rows_on),

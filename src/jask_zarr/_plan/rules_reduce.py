@@ -5,6 +5,8 @@ Each dim that ends gets a fresh label. If that label is cut into tiles, one tile
 
 from __future__ import annotations
 
+import math
+
 import jax
 
 from jask_zarr._plan.labels import Axis, Index, Labels, axes
@@ -68,3 +70,8 @@ def access_dot(equation: Equation, slot: int, index: Index, labels: Labels) -> A
 
 def evaluate_dot(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     return bind(equation, operands, out_sharding=None)
+
+
+def flops_of_dot(equation: Equation) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    return 2.0 * math.prod(shapes(equation)[0][d] for d in contracted)
