@@ -253,6 +253,12 @@ def test_infinities_and_nan_are_those_of_jax(kind, of_hostile):
             np.testing.assert_allclose(got[columns], wanted[columns], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("exponent", [150, 160, 175, 200, 300])
+def test_squares_of_64_bits_that_overflow_are_infinite(exponent, x64):
+    x = X.astype("float64") * 10.0**exponent
+    np.testing.assert_allclose(computed(lambda x: jnp.var(x, axis=0), stored(x)), jnp.var(x, axis=0), rtol=1e-14)
+
+
 # --- as everything else ---------------------------------------------------------------------------
 
 

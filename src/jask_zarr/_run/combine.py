@@ -93,13 +93,18 @@ def _merge_recentred(total: Any, partial: Any) -> Any:
         both = count + more
         centre = mean + ((other - mean) * more + rest + others_rest) / both
         near, far = mean - centre, other - centre
-        squares = squares + others + near * (2 * rest + count * near) + far * (2 * others_rest + more * far)
-        return both, centre, rest + others_rest + count * near + more * far, squares
+        correction = near * (2 * rest + count * near) + far * (2 * others_rest + more * far)
+        return both, centre, rest + others_rest + count * near + more * far, _corrected(squares + others, correction)
 
 
 def _finish_recentred(total: Any) -> Any:
     count, _, rest, squares = total
-    return squares - rest * rest / count
+    return _corrected(squares, -rest * rest / count)
+
+
+def _corrected(squares: Any, correction: Any) -> Any:
+    """Squares that overflow are infinite, though what would correct them overflows too."""
+    return np.where(np.isinf(squares), squares, squares + correction)
 
 
 def _check_range(exact: Any, approximate: Any, dtype: Any) -> None:
