@@ -253,6 +253,21 @@ def test_infinities_and_nan_are_those_of_jax(kind, of_hostile):
             np.testing.assert_allclose(got[columns], wanted[columns], rtol=1e-5, atol=1e-5)
 
 
+INFINITE = {
+    "a factor": lambda x, y: jnp.sum((x - x.mean(0)) * jnp.where(y > 3, INF, y), axis=0),
+    "what is subtracted": lambda x, y: jnp.sum((x - x.mean(0) * INF) * y, axis=0),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_products_with_an_infinity_are_not_finite_where_those_of_jax_are_not(name):
+    array, other = stored(X), stored(Y)
+    assert walks(INFINITE[name], array, other) == 1
+    got, wanted = computed(INFINITE[name], array, other), jax.jit(INFINITE[name])(X, Y)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(wanted))
+    assert not np.isfinite(got).all()
+
+
 @pytest.mark.parametrize("exponent", [150, 160, 175, 200, 300])
 def test_squares_of_64_bits_that_overflow_are_infinite(exponent, x64):
     x = X.astype("float64") * 10.0**exponent
