@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jask_zarr._plan.assembly import Group, assembled, choose_chunks
+from jask_zarr._plan.exact import found_again
 from jask_zarr._plan.labels import Axis, axes
 from jask_zarr._plan.model import moments, penalties, reduces, span_bytes, work
 from jask_zarr._plan.online import online
@@ -278,6 +279,8 @@ class Planner:
                 yield value, "its rows are taken in another order"
             if reduces(step) and cut & set(step.access.reduced) and step.result in used:
                 yield value, f"{step.equation.name} over an axis that is split into tiles"
+                for operand in found_again(self.program, step.equation):
+                    yield operand, "it is compared with its own maximum or minimum"
             elif not step.rule.fuses and self._repeats(group, step, cut):
                 yield value, f"{step.equation.name} would be computed again for every tile"
 
