@@ -3,6 +3,7 @@
 import re
 from xml.etree import ElementTree
 
+import jax
 import numpy as np
 import pytest
 
@@ -37,3 +38,16 @@ def test_picture_shows_what_the_text_says(softmax: jz.DiskArray) -> None:
     assert len(sources) == sum(len(p.streams) for p in passes)
     assert "output 0 on disk" in drawn
     assert explanation._repr_svg_() == explanation.svg()
+
+
+@pytest.mark.parametrize("budget", [8_000, 16_000, 40_000])
+def test_results_that_share_no_loop_do_not_multiply_their_tiles(budget: int) -> None:
+    def scans(a):
+        def scan(factor):
+            return jax.lax.scan(lambda c, _: (c * factor, c), a, None, length=8)[1]
+
+        return [scan(factor) for factor in (2.0, 3.0, 4.0)]
+
+    a = jz.DiskArray.from_numpy(np.ones((16, 16), "float32"), chunks=(16, 16))
+    jz.set_memory_budget(budget)
+    assert sum(p.tiles for p in jz.explain(scans, a).plan.passes) <= 12

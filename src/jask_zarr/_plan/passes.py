@@ -5,7 +5,7 @@
 3. A group is swept, its tiles are chosen. If that cuts a label that some value in the middle reduces (a softmax over a
    split axis), or computes a contraction again and again, that value is kept too, and planning begins anew; sums are
    first freed from the maxima and means that they would wait for (`online`).
-4. What does not fit jointly, or would read more jointly, becomes one pass a target.
+4. What does not fit jointly, or would read more or take far more tiles jointly, becomes several passes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from jask_zarr._plan.tiles import (
 )
 from jask_zarr.errors import MemoryBudgetError
 
+AGAIN = 8
+"""How many times as many tiles are too many for one walk over an array instead of several."""
 FLOPS_PER_SECOND = 3e10
 BYTES_PER_SECOND = 1e9
 
@@ -158,6 +160,8 @@ class Planner:
 
     def _tiled(self, targets: list[int]) -> list[Group]:
         joint = self._group(targets)
+        if joint.tiling.fits and len(parts := _without_common_loops(joint)) > 1:
+            return [group for part in parts for group in self._tiled(part)]
         compulsory = sum({s.version[0]: s.nbytes for s in joint.model.reads}.values())
         if len(targets) == 1 or (joint.tiling.fits and joint.tiling.traffic <= compulsory):
             return [joint]
@@ -298,3 +302,17 @@ class Planner:
         value = step.result[0]
         once = work(step) / FLOPS_PER_SECOND * BYTES_PER_SECOND
         return int(once), 2 * self.program.nbytes(value) + sum(self.program.nbytes(v) for v in self.reads[value])
+
+
+def _without_common_loops(joint: Group) -> list[list[int]]:
+    """The targets, apart where one walk would go through the tiles of one of them for each tile of another."""
+    cut, count = set(joint.model.cut(joint.tiling.sizes)), lambda label: joint.model.count(label, joint.tiling.sizes)
+    parts: list[tuple[set[int], list[int]]] = []
+    for target, version in zip(joint.targets, joint.sweep.targets, strict=True):
+        loops, together = cut & joint.sweep.depends[version], [target]
+        for part in [part for part in parts if part[0] & loops]:
+            parts.remove(part)
+            loops, together = loops | part[0], part[1] + together
+        parts.append((loops, together))
+    apart = sum(math.prod(map(count, loops)) for loops, _ in parts)
+    return [targets for _, targets in parts] if math.prod(map(count, cut)) > AGAIN * apart else [joint.targets]
