@@ -10,7 +10,7 @@ from jask_zarr._plan.labels import Index
 from jask_zarr._plan.model import reduces
 from jask_zarr._plan.plan import CHOOSE, Destination, InputSpec, Kept, Loop, OutputSpec, Pass, Plan, Result
 from jask_zarr._plan.program import Program, itemsize
-from jask_zarr._plan.sweep import Sweep, Version
+from jask_zarr._plan.sweep import Step, Sweep, Version
 from jask_zarr._plan.tiles import Model, Tiling
 
 CHUNK_BYTES = 4 << 20
@@ -86,7 +86,8 @@ def _pass(group: Group, wanted: Sequence[tuple[int, OutputSpec]], kept: Mapping[
     loops = tuple(_loops(group))
     memory = tuple(v for v in swept.reads if v not in streams)
     cut = frozenset(loop.label for loop in loops)
-    results = tuple(_result(swept, v, cut, wanted, kept) for v in dict.fromkeys(swept.targets))
+    steps = {step.result: step for step in swept.steps}
+    results = tuple(_result(swept, v, steps.get(v), cut, wanted, kept) for v in dict.fromkeys(swept.targets))
     return Pass(swept, loops, group.model.reads, memory, tuple(sorted(swept.origins)), results, group.tiling)
 
 
@@ -102,12 +103,12 @@ def _loops(group: Group) -> Iterator[Loop]:
 def _result(
     swept: Sweep,
     version: Version,
+    step: Step | None,
     cut: frozenset[int],
     wanted: Sequence[tuple[int, OutputSpec]],
     kept: Mapping[int, Kept],
 ) -> Result:
     value = version[0]
-    step = next((step for step in swept.steps if step.result == version), None)
     combine = step.rule.combine if step is not None and reduces(step) else None
     places = [Destination("output", n, s.chunks is not None) for n, (v, s) in enumerate(wanted) if v == value]
     if value in kept:

@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jask_zarr._plan.assembly import Group, assembled, choose_chunks
 from jask_zarr._plan.exact import found_again
@@ -144,19 +145,7 @@ class Planner:
 
     def _connected(self, targets: Sequence[int]) -> list[list[int]]:
         """Targets that read a common array; those that read none are one group."""
-        groups: list[tuple[set[int], list[int]]] = []
-        for target in targets:
-            reads = set(self.reads[target])
-            joined = [target]
-            rest = []
-            for other_reads, others in groups:
-                if other_reads & reads or not (other_reads or reads):
-                    reads |= other_reads
-                    joined = others + joined
-                else:
-                    rest.append((other_reads, others))
-            groups = [*rest, (reads, joined)]
-        return [joined for _, joined in groups]
+        return [joined for _, joined in _joined((target, self.reads[target] or {None}) for target in targets)]
 
     def _tiled(self, targets: list[int]) -> list[Group]:
         joint = self._group(targets)
@@ -307,12 +296,19 @@ class Planner:
 def _without_common_loops(joint: Group) -> list[list[int]]:
     """The targets, apart where one walk would go through the tiles of one of them for each tile of another."""
     cut, count = set(joint.model.cut(joint.tiling.sizes)), lambda label: joint.model.count(label, joint.tiling.sizes)
-    parts: list[tuple[set[int], list[int]]] = []
-    for target, version in zip(joint.targets, joint.sweep.targets, strict=True):
-        loops, together = cut & joint.sweep.depends[version], [target]
-        for part in [part for part in parts if part[0] & loops]:
-            parts.remove(part)
-            loops, together = loops | part[0], part[1] + together
-        parts.append((loops, together))
+    versions = zip(joint.targets, joint.sweep.targets, strict=True)
+    parts = _joined((target, cut & joint.sweep.depends[version]) for target, version in versions)
     apart = sum(math.prod(map(count, loops)) for loops, _ in parts)
     return [targets for _, targets in parts] if math.prod(map(count, cut)) > AGAIN * apart else [joint.targets]
+
+
+def _joined(belongings: Iterable[tuple[int, Collection[Any]]]) -> list[tuple[set[Any], list[int]]]:
+    """Targets with what belongs to each; those that share any of it are together."""
+    parts: list[tuple[set[Any], list[int]]] = []
+    for target, belonging in belongings:
+        shared, together = set(belonging), [target]
+        for part in [part for part in parts if part[0] & shared]:
+            parts.remove(part)
+            shared, together = shared | part[0], part[1] + together
+        parts.append((shared, together))
+    return parts

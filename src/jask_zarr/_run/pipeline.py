@@ -76,7 +76,8 @@ class _PassRun:
         self.shared = self._what_is_shared()
         origins = zip(self.pass_.origins, self.shared.origins, strict=True)
         self.origins = {value: int(origin) for value, origin in origins}
-        often, much = self._tiles_between_trims(), resident_memory() + self.plan.budget // 2
+        often = self._tiles_between_trims()
+        much = resident_memory() + self.plan.budget // 2 if self.pass_.tiles >= often else 0
         total = 0 if self.progress is None else sum(1 for _ in self._tiles())
         with closing(self._workers().answers(map(self._task, self._tiles()))) as answers:
             for done, (task, found) in enumerate(answers, 1):
