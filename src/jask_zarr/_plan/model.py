@@ -109,19 +109,27 @@ def moments(swept: Sweep) -> tuple[tuple[Footprint, ...], ...]:
         else:
             roots[step.result] = below
     own = {v: footprint(program.shape(v[0]), program.dtype(v[0]), swept.indices[v]) for v in born}
-    moments: dict[tuple[Footprint, ...], None] = {}
+    dies: dict[int, list[Footprint]] = {}
+    for version, now in last.items():
+        dies.setdefault(now, []).append(own[version])
+    live: Counter[tuple[Axis, ...]] = Counter()
+    moments: set[frozenset[tuple[tuple[Axis, ...], int]]] = set()
     for now, step in enumerate(swept.steps):
-        live = (own[v] for v, start in born.items() if start <= now <= last[v])
-        feet = total((*live, *_workspace(program, step)))
-        moments[tuple(sorted(feet, key=lambda f: f.axes))] = None
-    return _largest(moments)
+        if step.result in own:
+            live[own[step.result].axes] += own[step.result].constant
+        moments.add(frozenset((live + _bytes_along(_workspace(program, step))).items()))
+        live -= _bytes_along(dies.get(now, ()))
+    return _largest(map(dict, moments))
 
 
-def _largest(moments: Iterable[tuple[Footprint, ...]]) -> tuple[tuple[Footprint, ...], ...]:
+def _bytes_along(footprints: Iterable[Footprint]) -> Counter[tuple[Axis, ...]]:
+    return Counter({f.axes: f.constant for f in total(footprints)})
+
+
+def _largest(moments: Iterable[dict[tuple[Axis, ...], int]]) -> tuple[tuple[Footprint, ...], ...]:
     """Those that no other exceeds whatever the tiles."""
     largest: list[dict[tuple[Axis, ...], int]] = []
-    for moment in sorted(moments, key=lambda moment: -sum(f.constant for f in moment)):
-        sums = {f.axes: f.constant for f in moment}
-        if not any(all(n <= other.get(axes, 0) for axes, n in sums.items()) for other in largest):
-            largest.append(sums)
-    return tuple(tuple(Footprint(n, axes) for axes, n in sums.items()) for sums in largest)
+    for moment in sorted(moments, key=lambda moment: (-sum(moment.values()), sorted(moment.items()))):
+        if not any(all(n <= other.get(axes, 0) for axes, n in moment.items()) for other in largest):
+            largest.append(moment)
+    return tuple(tuple(Footprint(n, axes) for axes, n in sorted(moment.items())) for moment in largest)

@@ -143,9 +143,21 @@ class Planner:
             return frozenset({value}) if self.kept[value].on_disk else frozenset()
         return reads[value]
 
-    def _connected(self, targets: Sequence[int]) -> list[list[int]]:
-        """Targets that read a common array; those that read none are one group."""
-        return [joined for _, joined in _joined((target, self.reads[target] or {None}) for target in targets)]
+    def _connected(self, targets: Sequence[int]) -> Iterator[list[int]]:
+        """Targets that read a common array; of those that read none, as many as make a tile."""
+        reading = [target for target in targets if self.reads[target]]
+        yield from (joined for _, joined in _joined((target, self.reads[target]) for target in reading))
+        yield from self._batches(target for target in targets if not self.reads[target])
+
+    def _batches(self, targets: Iterable[int]) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for target in targets:
+            if batch and sum(map(self.program.nbytes, (*batch, target))) > self.tile_bytes:
+                yield batch
+                batch = []
+            batch = [*batch, target]
+        if batch:
+            yield batch
 
     def _tiled(self, targets: list[int]) -> list[Group]:
         joint = self._group(targets)

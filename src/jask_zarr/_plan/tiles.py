@@ -143,6 +143,15 @@ class Model:
     def tile_bytes(self, sizes: Sizes) -> int:
         return add(self.read_footprints, sizes) + add(self.results, sizes)
 
+    def waits(self, sizes: Sizes) -> bool:
+        """Whether tiles, but for partial sums, would be smaller if a label that is reduced in the middle were cut."""
+
+        def complete(sizes: Sizes) -> int:
+            return self.tile_bytes(sizes) - add((partial.footprint for partial in self.partials), sizes)
+
+        smaller = ({**sizes, label: min(sizes[label], self.granules[label])} for label in self.penalties)
+        return any(complete(cut) < complete(sizes) for cut in smaller)
+
     def wanted(self, tile_bytes: int) -> int:
         """What a tile should be at most: where nothing is written a chunk of each array, if these are large."""
         chunks = [stream.chunk_bytes for stream in self.reads]
@@ -279,8 +288,8 @@ class Tiling:
     """Bytes read."""
     tile_bytes: int
     """Bytes that one tile reads and yields."""
-    wanted: int
-    """What they should be at most."""
+    waits: bool
+    """Whether it is larger than wanted, since a value in the middle reduces what it holds."""
     fits: bool
 
 
@@ -302,7 +311,8 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
     resident = model.resident(sizes, workers)
     held = model.fixed + model.accumulators(sizes, order)
     traffic, tile = model.traffic(sizes, order), model.tile_bytes(sizes)
-    return Tiling(sizes, order, workers, resident, held, traffic, tile, tile_bytes, resident <= budget)
+    waits = tile > tile_bytes and model.waits(sizes)
+    return Tiling(sizes, order, workers, resident, held, traffic, tile, waits, resident <= budget)
 
 
 def _fitted(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:
