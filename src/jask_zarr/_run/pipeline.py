@@ -17,15 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from jask_zarr import _config
 from jask_zarr._disk import SpillFile
 from jask_zarr._plan.plan import Destination, Pass, Plan, Result
+from jask_zarr._plan.program import itemsize
 from jask_zarr._run import combine, executors, shipping
 from jask_zarr._run.buffers import LARGE, give_back_freed_memory, keep_freed_memory, resident_memory
 from jask_zarr._run.compiled import compiled
 from jask_zarr._run.shipping import Shipment
-from jask_zarr._run.task import Delivery, InMemory, Shared, Task
+from jask_zarr._run.task import Delivery, InMemory, InParts, Shared, Task
 from jask_zarr._run.threads import Threads
 from jask_zarr._run.tile import Tile, tiles_of
+
+WORTH_A_THREAD = 1 << 19
+"""Bytes that take far longer to encode than a thread to be called."""
 
 Progress = Callable[[int, int, int, int], None]
 """Called with pass number, passes, tiles done, tiles, after every tile."""
@@ -124,9 +129,18 @@ class _PassRun:
         return constants[value] if value in constants else self.values[value]
 
     def _delivery(self, result: Result) -> Delivery:
-        on_disk = tuple(self._writer(d) for d in result.destinations if d.on_disk)
+        on_disk = tuple(self._writing(d, result) for d in result.destinations if d.on_disk)
         in_memory = tuple(InMemory(self._array(d)) for d in result.destinations if not d.on_disk)
         return Delivery(result.combine, result.dtype, on_disk, in_memory)
+
+    def _writing(self, destination: Destination, result: Result) -> Any:
+        """What a result is written by: a pass of one tile has one thread, others take a chunk each if there is room."""
+        writer, number, p = self._writer(destination), destination.number, self.pass_
+        chunks = self.plan.output_chunks[number] if destination.kind == "output" else self.plan.kept[number].chunks
+        assert chunks is not None, "it is on disk"
+        encoded = 2 * math.prod(map(min, chunks, result.shape)) * itemsize(result.dtype)
+        fits = p.tiling.resident + (_config.threads() - 1) * encoded <= self.plan.budget
+        return InParts(writer, chunks) if p.tiles == 1 and encoded >= WORTH_A_THREAD and fits else writer
 
     def _writer(self, destination: Destination) -> Any:
         return self.writers[destination.number] if destination.kind == "output" else self.values[destination.number]

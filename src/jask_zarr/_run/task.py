@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jask_zarr._chunks import Index, blocks_touching, box_slices
 from jask_zarr._run import combine
 from jask_zarr._run.compiled import CompiledPass
+from jask_zarr._run.executors import in_leaves
 from jask_zarr._run.reads import Box, SharedRead
 
 Start = tuple[int, ...]
@@ -41,6 +43,23 @@ class InMemory:
     def write_box(self, start: Start, values: np.ndarray) -> None:
         box = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
         self.array[box] = values
+
+
+@dataclass(frozen=True)
+class InParts:
+    """An array on disk, written chunk by chunk in threads that have nothing else to do."""
+
+    array: Any
+    chunks: Index
+
+    def write_box(self, start: Start, values: np.ndarray) -> None:
+        stop = tuple(a + n for a, n in zip(start, values.shape, strict=True))
+        in_leaves(self._write, ((start, stop, values, index) for index in blocks_touching(start, stop, self.chunks)))
+
+    def _write(self, start: Start, stop: Start, values: np.ndarray, index: Index) -> None:
+        first = tuple(i * c for i, c in zip(index, self.chunks, strict=True))
+        last = tuple(min(a + c, b) for a, c, b in zip(first, self.chunks, stop, strict=True))
+        self.array.write_box(first, values[box_slices(first, last, start)])
 
 
 @dataclass(frozen=True)
