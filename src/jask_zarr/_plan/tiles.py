@@ -22,7 +22,7 @@ TILE_BYTES = 16 << 20
 """What one tile reads and writes at most, where cutting further costs nothing."""
 
 DECODED_IN_PLACE = 2 << 20
-"""Chunks from which it is worth to have them one at a time: several are put together, once more copied."""
+"""Chunks from which it is worth to have them one at a time: several are put together, or taken apart, by a copy."""
 
 Sizes = Mapping[int, int]
 
@@ -153,10 +153,9 @@ class Model:
         return any(complete(cut) < complete(sizes) for cut in smaller)
 
     def wanted(self, tile_bytes: int) -> int:
-        """What a tile should be at most: where nothing is written a chunk of each array, if these are large."""
-        chunks = [stream.chunk_bytes for stream in self.reads]
-        alone = chunks and not self.writes and min(chunks) >= DECODED_IN_PLACE
-        return min(tile_bytes, sum(chunks)) if alone else tile_bytes
+        """What a tile should be at most: a chunk of each array, if these are large."""
+        chunks = [stream.chunk_bytes for stream in (*self.reads, *self.writes)]
+        return min(tile_bytes, sum(chunks)) if self.reads and min(chunks) >= DECODED_IN_PLACE else tile_bytes
 
     @cached_property
     def coding(self) -> int:
