@@ -168,7 +168,9 @@ class _PassRun:
         if devices[0].platform == "cpu" and copy:  # each has a copy, in the memory that the budget bounds
             devices = devices[: max(1, 1 + (spare - tile_bytes) // copy)]
             spare -= copy * (len(devices) - 1)
-        return Threads(self.shared, devices, self._at_a_time(spare, tile_bytes))
+        at_a_time = self._at_a_time(spare, tile_bytes)
+        ahead = at_a_time == 1 and spare - tile_bytes >= 2 * self.shared.form.read_bytes
+        return Threads(self.shared, devices, at_a_time, reads_ahead=ahead)
 
     def _tile_bytes(self, device: Any) -> int:
         return max(1, self.shared.form.tile_bytes(device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from itertools import cycle
+from threading import Semaphore
 from typing import Any
 
 from jask_zarr._run import executors
@@ -12,10 +13,11 @@ from jask_zarr._run.task import Shared, Task, perform
 
 
 class Threads:
-    """Runs the tasks of one pass here."""
+    """Runs the tasks of one pass here, `workers` at a time; if that is one, another may read meanwhile."""
 
-    def __init__(self, shared: Shared, devices: Sequence[Any], workers: int) -> None:
-        self.shared, self.workers = shared, workers
+    def __init__(self, shared: Shared, devices: Sequence[Any], workers: int, reads_ahead: bool = False) -> None:
+        self.shared, self.workers = shared, workers + reads_ahead
+        self.computing = Semaphore(workers)
         self.memory = {device: shared.form.hold(shared.memory, device) for device in devices}
         self.reader, self.in_turn = Reader(shared.sources), cycle(devices)
 
@@ -34,4 +36,7 @@ class Threads:
     def _perform(self, task: Task, reads: list[SharedRead], device: Any) -> list[Any]:
         function = self.shared.form.function(task.shape, device)
         memory = self.memory[device]
-        return perform(task, function, self.shared.origins, reads, memory, device, self.shared.deliveries)
+        for read in reads:
+            read.on(device)
+        with self.computing:
+            return perform(task, function, self.shared.origins, reads, memory, device, self.shared.deliveries)
