@@ -285,7 +285,7 @@ class Unreadable:
 )
 def test_an_error_that_does_not_survive_the_way_back_is_told_in_words(source, kind):
     nothing = _compat.exported(lambda *arguments: (), np.zeros(1, "int32"), [], [np.zeros(4, "float32")], [])
-    parcel = worker.Parcel(jax.__version__, {(4,): nothing}, (Unreadable(*source),), (), (), ())
+    parcel = worker.Parcel(jax.__version__, {(4,): nothing}, (Unreadable(*source),), (False,), (), (), ())
     task = Task((4,), np.zeros(1, "int32"), (((0,), (4,)),), (), ())
     with pytest.raises(kind, match="one and two") as caught:
         worker.perform(f"a parcel for a {kind}", task, pickle.dumps(parcel))

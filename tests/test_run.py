@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 import jask_zarr as jz
+from jask_zarr import _compat, errors
 from jask_zarr._disk import SpillFile
 from jask_zarr._plan import InputSpec, OutputSpec, make_plan
 from jask_zarr._plan import tiles as plan_tiles
@@ -45,6 +48,62 @@ def test_the_same_bits_for_any_number_of_workers(workers, monkeypatch):
 
     for got, want in zip(results(function, workers), results(function, 3), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+WIDE = np.random.default_rng(1).normal(size=(16, 512)).astype("float32") / 16
+
+
+def through_a_wide_layer(a, b):
+    """What takes 32 times the memory of what it reads."""
+    return jnp.sum(jnp.tanh(jnp.tanh(a @ WIDE) @ WIDE.T) * b, 0), jnp.sum(a)
+
+
+def chunks_of(array, chunks):
+    return jz.DiskArray.from_numpy(array, chunks=chunks)
+
+
+def test_tiles_that_are_parts_of_a_chunk_share_it_decoded():
+    """Where whole chunks do not fit three at a time, they are computed with in parts, and still decoded once."""
+    jz.set_memory_budget("24MB")
+    a, b = np.random.default_rng(2).normal(size=(2, 20_000, 16)).astype("float32")
+    on_disk = chunks_of(a, (8192, 16)), chunks_of(b, (2048, 16))
+    function = jz.jit(through_a_wide_layer)
+    (p,) = [p for p in jz.explain(function, *on_disk).plan.passes if p.streams]
+    assert p.tiling.parts[0]
+    assert p.tiling.workers == 3
+    with jz.io_cost() as cost:
+        got = function(*on_disk)
+    assert cost.bytes_read == a.nbytes + b.nbytes
+    for one, other in zip(got, through_a_wide_layer(a, b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.tuples(st.integers(1, 700), st.integers(40, 300), st.integers(40, 300), st.sampled_from([4, 8, 16])),
+    st.integers(100_000, 1_500_000),
+    st.sampled_from([1, 3]),
+)
+def test_parts_of_chunks_give_what_jax_gives(sizes, budget, workers):
+    rows, chunk_a, chunk_b, columns = sizes
+    a, b = np.random.default_rng(rows).normal(size=(2, rows, 16)).astype("float32")
+    stored = spilled(a, (chunk_a, columns)), spilled(b, (chunk_b, 16))
+    jaxpr = jax.make_jaxpr(lambda w, a, b: through_a_wide_layer(a, b))(WIDE, a, b)
+    jaxpr, consts = _compat.hoist_constants(jaxpr)
+    memory = [*consts, WIDE]
+    inputs = [InputSpec(np.shape(c), np.asarray(c).dtype, None) for c in memory]
+    inputs += [InputSpec(s.shape, s.dtype, s.chunks) for s in stored]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_tiles, "LEAST_TILE_BYTES", 0)
+        try:
+            plan = make_plan(jaxpr, tuple(inputs), (OutputSpec(None),) * 2, budget, workers)
+        except errors.MemoryBudgetError:
+            return
+    for p in plan.passes:
+        event(f"parts of {sum(p.tiling.parts)} of {len(p.streams)} arrays")
+    got = run(plan, [*memory, *stored], [None] * 2)
+    for one, other in zip(got, through_a_wide_layer(a, b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-3)
 
 
 def test_progress_counts_every_tile():

@@ -127,8 +127,9 @@ def _describe_pass(plan: Plan, p: Pass) -> Iterator[str]:
     for loop in p.loops:
         each = f" for a tile of {names.get(loop.group.axis.label, ':')}, on average" if loop.group else ""
         yield f"loop {names[loop.label]}: {loop.size} by {loop.tile}, {loop.count} tiles{each}"
-    for stream in p.streams:
-        yield f"read {_source(plan, stream)}: {_stream(plan, stream)}, {size(stream.nbytes)}"
+    for stream, is_part in zip(p.streams, p.tiling.parts, strict=True):
+        once = ", each decoded once for several tiles" if is_part else ""
+        yield f"read {_source(plan, stream)}: {_stream(plan, stream)}{once}, {size(stream.nbytes)}"
     for operation, times in _operations(p).items():
         yield f"compute {operation}" + (f" {times} times" if times > 1 else "")
     for result in p.results:

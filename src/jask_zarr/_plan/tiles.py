@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
@@ -20,6 +20,9 @@ from jask_zarr._plan.sweep import Version
 
 TILE_BYTES = 16 << 20
 """What one tile reads and writes at most, where cutting further costs nothing."""
+
+LEAST_TILE_BYTES = 2 << 20
+"""What is worth a tile of its own, if only memory is to be had by cutting a chunk."""
 
 DECODED_IN_PLACE = 2 << 20
 """Chunks from which it is worth to have them one at a time: several are put together, or taken apart, by a copy."""
@@ -72,6 +75,12 @@ class Stream:
     """Whether it is read by row numbers that come in order."""
     alone: bool = False
     """Whether rows are read without the chunks around them."""
+
+    @property
+    def streamed(self) -> list[tuple[int, Axis, int]]:
+        """The dims that are not whole, their axes, and the lengths of a chunk along them."""
+        dims = enumerate(zip(self.index, self.chunks, self.shape, strict=True))
+        return [(d, axis, min(chunk, n)) for d, (axis, chunk, n) in dims if axis is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +166,48 @@ class Model:
         chunks = [stream.chunk_bytes for stream in (*self.reads, *self.writes)]
         return min(tile_bytes, sum(chunks)) if self.reads and min(chunks) >= DECODED_IN_PLACE else tile_bytes
 
-    @cached_property
-    def coding(self) -> int:
-        """Bytes of the largest chunk: one at a time is decoded whole, even for a smaller tile, or encoded."""
-        decoded = (stream.chunk_bytes for stream in self.reads if not stream.alone)
-        encoded = (2 * stream.chunk_bytes for stream in self.writes)
-        return max((*decoded, *encoded), default=0)
-
     def resident(self, sizes: Sizes, workers: int) -> int:
-        live = max((add(moment, sizes) for moment in self.temporaries), default=0)
-        in_flight = workers * (self.tile_bytes(sizes) + live + self.coding)
-        return self.fixed + in_flight + self.accumulators(sizes, self.order(sizes))
+        in_flight = workers * (self.tile_bytes(sizes) + self.live(sizes) + self.coding(sizes))
+        return in_flight + self.held(sizes)
+
+    def live(self, sizes: Sizes) -> int:
+        """Bytes that computing a tile takes at most."""
+        return max((add(moment, sizes) for moment in self.temporaries), default=0)
+
+    def coding(self, sizes: Sizes) -> int:
+        """Bytes of the largest chunk: one at a time is decoded whole, even for a smaller tile, or encoded."""
+        order = self.order(sizes)
+        apart = (s for s in self.reads if not s.alone and self.part(s, sizes, order) is None)
+        encoded = (2 * stream.chunk_bytes for stream in self.writes)
+        return max((*(stream.chunk_bytes for stream in apart), *encoded), default=0)
+
+    def held(self, sizes: Sizes) -> int:
+        """Bytes that do not depend on how many tiles are under way: also the chunks of which these are parts."""
+        order = self.order(sizes)
+        whole = sum(self._whole_bytes(stream, sizes, order) for stream in self.reads)
+        return self.fixed + self.accumulators(sizes, order) + 2 * whole
+
+    def part(self, stream: Stream, sizes: Sizes, order: Sequence[int]) -> int | None:
+        """The dim along which a tile is part of a chunk that the next tiles need too, and that is decoded once."""
+        dims = stream.streamed
+        parts = [(d, axis.label) for d, axis, chunk in dims if sizes[axis.label] < chunk]
+        if len(parts) != 1:
+            return None
+        (d, label), own = parts[0], {axis.label for _, axis, _ in dims}
+        regular = all(
+            axis.plain
+            and axis.label not in self.groups
+            and (axis.label == label or axis.label not in order or sizes[axis.label] % chunk == 0)
+            for _, axis, chunk in dims
+        )
+        divides = stream.chunks[d] % sizes[label] == 0
+        return d if regular and divides and label == [each for each in order if each in own][-1] else None
+
+    def _whole_bytes(self, stream: Stream, sizes: Sizes, order: Sequence[int]) -> int:
+        """Bytes of the chunks of which a tile is a part; 0 if it is none."""
+        d = self.part(stream, sizes, order)
+        axis = None if d is None else stream.index[d]
+        return 0 if d is None or axis is None else stream.footprint.bytes({**sizes, axis.label: stream.chunks[d]})
 
     def count(self, label: int, sizes: Sizes) -> int:
         return -(-self.sizes[label] // sizes[label])
@@ -255,6 +295,8 @@ def chunk_units(stream: Stream, label: int) -> list[int]:
 def redecoded(model: Model, stream: Stream, sizes: Sizes, cut: Sequence[int]) -> int:
     """How often a chunk is decoded, in sixteenths: once if tiles are whole chunks."""
     times = 16
+    if model.part(stream, sizes, cut) is not None:
+        return times
     for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
         if axis is not None and axis.rows is not None:
             decoded = model.rows_decoded(axis, n, 1 if stream.alone else chunk, stream.in_order, sizes)
@@ -287,6 +329,8 @@ class Tiling:
     """Bytes read."""
     tile_bytes: int
     """Bytes that one tile reads and yields."""
+    parts: tuple[bool, ...]
+    """Of each array that is read, whether a tile is part of a chunk that is decoded for several."""
     waits: bool
     """Whether it is larger than wanted, since a value in the middle reduces what it holds."""
     fits: bool
@@ -295,38 +339,54 @@ class Tiling:
 def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Tiling:
     """The largest tiles that fit the budget and are no larger than `tile_bytes` where smaller ones are free.
 
-    1. Cut what can be cut for free.
+    1. Cut what can be cut for free: between chunks, then, for memory, within those that are decoded once for several.
     2. If one tile at a time does not fit, cut what costs least; below whole chunks only if that costs less in the end.
     3. Cut on, as long as it is free, so that more tiles fit at a time.
     """
-    tile_bytes = model.wanted(tile_bytes)
-    sizes = _shrink(model, dict(model.sizes), model.granules, budget, tile_bytes, model.workers, free=True)
+    wanted = model.wanted(tile_bytes)
+    sizes = _shrink(model, dict(model.sizes), model.granules, budget, wanted, model.workers, _free)
+    sizes = _shrink(model, sizes, model.least_granules, budget, budget, model.workers, _free_and_worth)
     if model.resident(sizes, 1) > budget:
-        fitted = [_fitted(model, sizes, g, budget, tile_bytes) for g in (model.granules, model.least_granules)]
+        fitted = [_fitted(model, sizes, g, budget, wanted) for g in (model.granules, model.least_granules)]
         sizes = min(fitted, key=lambda sizes: (model.resident(sizes, 1) > budget, model.cost(sizes)))
     order = model.order(sizes)
     at_most = min(model.workers, math.prod(model.count(label, sizes) for label in order))
     workers = max((n for n in range(1, at_most + 1) if model.resident(sizes, n) <= budget), default=1)
-    resident = model.resident(sizes, workers)
-    held = model.fixed + model.accumulators(sizes, order)
-    traffic, tile = model.traffic(sizes, order), model.tile_bytes(sizes)
-    waits = tile > tile_bytes and model.waits(sizes)
-    return Tiling(sizes, order, workers, resident, held, traffic, tile, waits, resident <= budget)
+    resident, tile = model.resident(sizes, workers), model.tile_bytes(sizes)
+    return Tiling(
+        sizes,
+        order,
+        workers,
+        resident,
+        model.held(sizes),
+        model.traffic(sizes, order),
+        tile,
+        tuple(model.part(stream, sizes, order) is not None for stream in model.reads),
+        tile > wanted and model.waits(sizes),
+        resident <= budget,
+    )
 
 
 def _fitted(model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int) -> dict[int, int]:
-    sizes = _shrink(model, sizes, granules, budget, tile_bytes, 1, free=False)
-    return _shrink(model, sizes, granules, budget, tile_bytes, model.workers, free=True)
+    sizes = _shrink(model, sizes, granules, budget, tile_bytes, 1)
+    return _shrink(model, sizes, granules, budget, tile_bytes, model.workers, _free)
 
 
 def _shrink(
-    model: Model, sizes: dict[int, int], granules: Sizes, budget: int, tile_bytes: int, workers: int, free: bool
+    model: Model,
+    sizes: dict[int, int],
+    granules: Sizes,
+    budget: int,
+    tile_bytes: int,
+    workers: int,
+    may: Callable[[Model, Sizes, Sizes], bool] | None = None,
 ) -> dict[int, int]:
+    """Cut until so many tiles fit, and each is small enough if that matters, as long as a cut is such as it may be."""
     while True:
         fits = model.resident(sizes, workers) <= budget
-        if fits and (not free or model.tile_bytes(sizes) <= tile_bytes):
+        if fits and (may is None or model.tile_bytes(sizes) <= tile_bytes):
             return sizes
-        smaller = [s for s in _smaller(granules, sizes) if not free or _free(model, sizes, s)]
+        smaller = [s for s in _smaller(granules, sizes) if may is None or may(model, sizes, s)]
         if not smaller:
             return sizes
         sizes = min(smaller, key=lambda s: (model.cost(s), model.resident(s, workers)))
@@ -345,3 +405,10 @@ def _smaller(granules: Sizes, sizes: dict[int, int]) -> list[dict[int, int]]:
 
 def _free(model: Model, sizes: Sizes, smaller: Sizes) -> bool:
     return model.cost(smaller) <= model.cost(sizes) and model.tile_bytes(smaller) < model.tile_bytes(sizes)
+
+
+def _free_and_worth(model: Model, sizes: Sizes, smaller: Sizes) -> bool:
+    """Whether such a cut leaves more to compute than partial results to combine."""
+    combined = sum(partial.footprint.bytes(smaller) for partial in model.partials)
+    work = model.tile_bytes(smaller) + model.live(smaller)
+    return _free(model, sizes, smaller) and work >= max(LEAST_TILE_BYTES, 4 * combined)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import jax
 import numpy as np
 
+from jask_zarr._chunks import box_shape, box_slices, covering_box
 from jask_zarr._run.buffers import BufferPool
 from jask_zarr._run.rows import Place, read_listed
 from jask_zarr._run.tile import Listed
@@ -31,15 +33,20 @@ class SharedRead:
 
     def on(self, device: Any) -> jax.Array | np.ndarray:
         """The values, on a device; a compiled function on the CPU takes the buffer as it is."""
+        values = self.values()
+        if device.platform == "cpu":
+            return values
+        with self.lock:
+            if device not in self.arrays:
+                self.arrays[device] = _put(values, device)
+            return self.arrays[device]
+
+    def values(self) -> np.ndarray:
+        """The values, read now if they are not yet."""
         with self.lock:
             if self.buffer is None:
                 self.buffer = self._read()
-            if device.platform == "cpu":
-                return self.buffer
-            if device not in self.arrays:
-                with jax.enable_x64(True):
-                    self.arrays[device] = jax.device_put(self.buffer, device)
-            return self.arrays[device]
+            return self.buffer
 
     def _read(self) -> np.ndarray:
         places, shape = self.box
@@ -58,16 +65,54 @@ class SharedRead:
             self.pool.give(self.buffer)
 
 
-class Reader:
-    """Reads the streams of a pass; a box that the tile before has needed too is not read again."""
+@dataclass(frozen=True)
+class PartOfRead:
+    """Part of a box that several tiles share."""
 
-    def __init__(self, sources: Sequence[Any]) -> None:
-        self.sources, self.pool = sources, BufferPool()
+    whole: SharedRead
+    part: tuple[slice, ...]
+
+    def on(self, device: Any) -> jax.Array | np.ndarray:
+        """The values, on a device."""
+        values = self.whole.values()[self.part]
+        return values if device.platform == "cpu" else _put(values, device)
+
+    def keep_if_part_of(self, result: Any) -> None:
+        """A result that is part of the buffer keeps it."""
+        self.whole.keep_if_part_of(result)
+
+
+def _put(values: np.ndarray, device: Any) -> jax.Array:
+    with jax.enable_x64(True):
+        return jax.device_put(values, device)
+
+
+Read = SharedRead | PartOfRead
+
+
+class Reader:
+    """Reads the streams of a pass; a box that the tile before has needed too is not read again.
+
+    Of streams whose tiles are parts of chunks, whole chunks are read.
+    """
+
+    def __init__(self, sources: Sequence[Any], parts: Sequence[bool]) -> None:
+        self.sources, self.parts, self.pool = sources, parts, BufferPool()
         self._last: dict[int, SharedRead] = {}
 
-    def reads(self, boxes: Sequence[Box]) -> list[SharedRead]:
+    def reads(self, boxes: Sequence[Box]) -> list[Read]:
         """What will read a box of each stream."""
-        return [self._read(number, box) for number, box in enumerate(boxes)]
+        return [
+            self._part(number, box) if is_part else self._read(number, box)
+            for number, (box, is_part) in enumerate(zip(boxes, self.parts, strict=True))
+        ]
+
+    def _part(self, number: int, box: Box) -> PartOfRead:
+        source, (places, shape) = self.sources[number], box
+        start = tuple(place for place in places if not isinstance(place, Listed))
+        stop = tuple(a + n for a, n in zip(start, shape, strict=True))
+        first, last = covering_box(start, stop, source.shape, source.chunks)
+        return PartOfRead(self._read(number, (first, box_shape(first, last))), box_slices(start, stop, first))
 
     def _read(self, number: int, box: Box) -> SharedRead:
         last = self._last.get(number)

@@ -89,6 +89,7 @@ def _packed(shared: Shared) -> bytes:
                 jax.__version__,
                 shared.form.artefacts,
                 tuple(source.for_workers() for source in shared.sources),
+                shared.form.pass_.tiling.parts,
                 shared.origins,
                 tuple(map(np.asarray, shared.memory)),
                 tuple(map(_travelling, shared.deliveries)),

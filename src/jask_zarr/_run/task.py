@@ -13,7 +13,7 @@ from jask_zarr._chunks import Index, blocks_touching, box_slices
 from jask_zarr._run import combine
 from jask_zarr._run.compiled import CompiledPass
 from jask_zarr._run.executors import in_leaves
-from jask_zarr._run.reads import Box, SharedRead
+from jask_zarr._run.reads import Box, Read
 
 Start = tuple[int, ...]
 
@@ -112,7 +112,7 @@ def perform(
     task: Task,
     function: Callable[..., Sequence[Any]],
     origins: Sequence[Any],
-    reads: Sequence[SharedRead],
+    reads: Sequence[Read],
     memory: Sequence[Any],
     device: Any,
     deliveries: Sequence[Delivery],

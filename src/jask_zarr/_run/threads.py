@@ -8,7 +8,7 @@ from threading import Semaphore
 from typing import Any
 
 from jask_zarr._run import executors
-from jask_zarr._run.reads import Reader, SharedRead
+from jask_zarr._run.reads import Read, Reader
 from jask_zarr._run.task import Shared, Task, perform
 
 
@@ -19,7 +19,7 @@ class Threads:
         self.shared, self.workers = shared, workers + reads_ahead
         self.computing = Semaphore(workers)
         self.memory = {device: shared.form.hold(shared.memory, device) for device in devices}
-        self.reader, self.in_turn = Reader(shared.sources), cycle(devices)
+        self.reader, self.in_turn = Reader(shared.sources, shared.form.pass_.tiling.parts), cycle(devices)
 
     def answers(self, tasks: Iterable[Task]) -> Generator[tuple[Task, list[Any]]]:
         """Each task with what goes back of it, in order."""
@@ -30,10 +30,10 @@ class Threads:
     def _submit(self, task: Task) -> Any:
         return executors.here().submit(self._perform, *self._ready(task))
 
-    def _ready(self, task: Task) -> tuple[Task, list[SharedRead], Any]:
+    def _ready(self, task: Task) -> tuple[Task, list[Read], Any]:
         return task, self.reader.reads(task.boxes), next(self.in_turn)
 
-    def _perform(self, task: Task, reads: list[SharedRead], device: Any) -> list[Any]:
+    def _perform(self, task: Task, reads: list[Read], device: Any) -> list[Any]:
         function = self.shared.form.function(task.shape, device)
         memory = self.memory[device]
         for read in reads:

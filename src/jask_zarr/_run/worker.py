@@ -29,6 +29,8 @@ class Parcel:
     artefacts: dict[tuple[int, ...], bytes]
     """The tile function of each tile shape."""
     sources: tuple[Any, ...]
+    parts: tuple[bool, ...]
+    """Whether their tiles are parts of chunks."""
     origins: tuple[np.ndarray, ...]
     memory: tuple[Any, ...]
     deliveries: tuple[tasks.Delivery, ...]
@@ -56,7 +58,7 @@ class _Work:
             )
         self.parcel = parcel
         self.device = devices()[0]
-        self.reader = Reader(parcel.sources)
+        self.reader = Reader(parcel.sources, parcel.parts)
         with jax.enable_x64(True):
             self.memory = [jax.device_put(value, self.device) for value in parcel.memory]
 
