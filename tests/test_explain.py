@@ -50,4 +50,4 @@ def test_results_that_share_no_loop_do_not_multiply_their_tiles(budget: int) -> 
 
     a = jz.DiskArray.from_numpy(np.ones((16, 16), "float32"), chunks=(16, 16))
     jz.set_memory_budget(budget)
-    assert sum(p.tiles for p in jz.explain(scans, a).plan.passes) <= 12
+    assert sum(p.tiles for p in jz.explain(scans, a).plan.passes) <= 40  # a product of three would be 512 and more

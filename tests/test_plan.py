@@ -55,6 +55,8 @@ ONE_WALK = {
     "reshape": (lambda a: a.reshape(N // 4, 4, N) * 2, 1, (CHOOSE,), 1, 1),
     "beside a look-up": (beside_a_look_up, 1, (None, None), 1, 1),
     "a slice": (lambda a: a[: N // 2] * 2, 1, (CHOOSE,), 1, 0.5),
+    "reversed": (lambda a: a[::-1] * 2, 1, (CHOOSE,), 1, 1),
+    "a slice of the reverse": (lambda a: a[::-1][: N // 4] * 2, 1, (CHOOSE,), 1, 0.25),
     "logistic regression": (lambda a, w: jnp.sum(jax.nn.sigmoid(a @ w)), 1, (None,), 1, 1),
 }
 
@@ -260,6 +262,15 @@ def test_gradients_that_are_divided_by_a_count_at_the_end_are_divided_in_few_pas
 @pytest.mark.parametrize("shape", [(10**6,), (1000, 1000), (10**12,)])
 def test_a_million_chunks_are_planned_in_few_steps(shape):
     assert calls(planning(lambda a: jnp.tanh(a).sum(), [shape], [(1,) * len(shape)])) < 20_000
+
+
+@pytest.mark.parametrize("queries", [1 << 14, 1 << 16])
+def test_attention_does_not_go_through_all_keys_for_each_query(queries):
+    """Of many queries several at a time go through the keys, also where the keys fit as a whole."""
+    shapes, budget = [(queries, 64)] * 3, queries << 10
+    p = plan(lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, shapes, [(1024, 64)] * 3, budget, (CHOOSE,))
+    assert sum(q.tiles for q in p.passes) <= queries // 16
+    assert sum(q.tiling.traffic for q in p.passes) <= 150 * queries * 64 * 4
 
 
 def test_a_deep_network_that_does_not_fit_takes_smaller_tiles_not_more_walks():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Origin(NamedTuple):
@@ -28,6 +28,7 @@ class Rows(NamedTuple):
     offset: int
     origins: tuple[Origin, ...]
     rows: Rows | None
+    backwards: bool
 
 
 class Axis(NamedTuple):
@@ -35,6 +36,7 @@ class Axis(NamedTuple):
 
     They begin at ``start * scale // divisor + offset``, plus the run-time origins. `extra` is the halo of a window.
     With `rows` they do not follow each other: these positions are of row numbers, and offset and origins come on top.
+    Tiles that go `backwards` end at ``offset - start * scale // divisor``: the next one lies before it.
     """
 
     label: int
@@ -44,6 +46,7 @@ class Axis(NamedTuple):
     origins: tuple[Origin, ...] = ()
     extra: int = 0
     rows: Rows | None = None
+    backwards: bool = False
 
     @property
     def plain(self) -> bool:
@@ -51,21 +54,30 @@ class Axis(NamedTuple):
 
     def looked_up(self, value: int, limit: int) -> Axis:
         """The axis of what is looked up by row numbers that are read along this one."""
-        return self._replace(offset=0, origins=(), rows=Rows(value, limit, self.offset, self.origins, self.rows))
+        rows = Rows(value, limit, self.offset, self.origins, self.rows, self.backwards)
+        return self._replace(offset=0, origins=(), rows=rows, backwards=False)
+
+    def reversed(self, n: int) -> Axis:
+        """The axis along which an operand of `n` elements is read for its reverse."""
+        origins = tuple(origin._replace(sign=-origin.sign) for origin in self.origins)
+        return self._replace(offset=n - self.offset, origins=origins, backwards=not self.backwards)
 
     @property
     def of_rows(self) -> Axis:
         """The axis along which the row numbers are read."""
         rows = self.rows
-        return self if rows is None else self._replace(offset=rows.offset, origins=rows.origins, rows=rows.rows)
+        if rows is None:
+            return self
+        return self._replace(offset=rows.offset, origins=rows.origins, rows=rows.rows, backwards=rows.backwards)
 
     def length(self, size: int) -> int:
         """Elements of the dim that a tile of `size` covers."""
         return size * self.scale // self.divisor + self.extra
 
-    def begin(self, start: int) -> int:
-        """First element of the dim for a tile that begins at `start`, without the origins."""
-        return start * self.scale // self.divisor + self.offset
+    def begin(self, start: Any, size: int) -> Any:
+        """First element of the dim for a tile of `size` that begins at `start`, without the origins."""
+        moved = start * self.scale // self.divisor
+        return self.offset - moved - self.length(size) if self.backwards else self.offset + moved
 
 
 class Group(NamedTuple):

@@ -52,6 +52,7 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(layout.access_squeeze, evaluate_bind),
     "reshape": Rule(layout.access_reshape, layout.evaluate_reshape),
     "slice": Rule(layout.access_slice, layout.evaluate_slice),
+    "rev": Rule(layout.access_reverse, evaluate_bind),
     "split": Rule(layout.access_split, layout.evaluate_split),
     "concatenate": Rule(layout.access_concatenate, layout.evaluate_concatenate),
     "stack": Rule(layout.access_stack, evaluate_bind),
@@ -93,7 +94,6 @@ RULES: dict[str, Rule] = {
     "top_k": batched(lambda e: (e.params.get("axis", -1),)),
     "approx_top_k": batched(lambda e: (e.params["reduction_dimension"],)),
     "sort": batched(lambda e: (e.params["dimension"],)),
-    "rev": batched(lambda e: e.params["dimensions"]),
     "fft": batched(lambda e: range(-len(e.params["fft_lengths"]), 0)),
 }
 

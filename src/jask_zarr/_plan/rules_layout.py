@@ -108,7 +108,7 @@ def shift(axis: Axis | None, start: int, stride: int = 1) -> tuple[Axis | None, 
         return None, True
     if stride == 1:
         return axis._replace(offset=axis.offset + start), True
-    if axis.divisor != 1 or axis.origins or axis.rows:
+    if axis.divisor != 1 or axis.origins or axis.rows or axis.backwards:
         return None, False
     moved = axis._replace(offset=axis.offset * stride + start, scale=axis.scale * stride, extra=axis.extra * stride)
     return moved, True
@@ -139,6 +139,21 @@ def evaluate_slice(equation: Equation, slot: int, access: Access, tile: Tile, op
         for axis, start, limit, stride in zip(access.operands[0], starts, limits, strides, strict=True)
     )
     return operands[0][tuple(parts)]
+
+
+def access_reverse(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
+    """Each tile is reversed, and read from the other end."""
+    gone = [d for d in equation.params["dimensions"] if not _may_go_backwards(index[d], labels)]
+    computed = tuple(None if d in gone else axis for d, axis in enumerate(index))
+    operand = list(computed)
+    for d in equation.params["dimensions"]:
+        axis = computed[d]
+        operand[d] = axis and axis.reversed(out_shape(equation)[d])
+    return Access((tuple(operand),), computed)
+
+
+def _may_go_backwards(axis: Axis | None, labels: Labels) -> bool:
+    return axis is not None and axis.divisor == 1 and axis.rows is None and labels.group(axis.label) is None
 
 
 def access_unstack(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:

@@ -18,7 +18,7 @@ from jask_zarr._plan.rule import Access, Arrays, Tile, along, bind, fresh, shape
 
 def halo(axis: Axis | None, window: int, stride: int, low: int, dilation: int, base: int) -> Axis | None:
     """The operand axis of windows that begin at ``stride * i - low``; None if the dim must be whole."""
-    if axis is None or base != 1 or axis.divisor != 1 or axis.origins or axis.rows:
+    if axis is None or base != 1 or axis.divisor != 1 or axis.origins or axis.rows or axis.backwards:
         return None
     reach = (window - 1) * dilation + 1
     return axis._replace(

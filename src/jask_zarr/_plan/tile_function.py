@@ -45,7 +45,7 @@ class TileOf:
 
     def start(self, axis: Axis) -> jax.Array:
         start = self.starts.get(axis.label, jnp.zeros((), jnp.int64))
-        begin = start * axis.scale // axis.divisor + axis.offset
+        begin = axis.begin(start, self.sizes[axis.label])
         for origin in axis.origins:
             begin = begin + origin.sign * jnp.clip(self.origins[origin.value].astype(jnp.int64), 0, origin.limit)
         return begin
@@ -78,10 +78,16 @@ class TileOf:
             return array
         if array.shape[d] == 0:  # every element is masked later
             return jnp.zeros((*array.shape[:d], length, *array.shape[d + 1 :]), array.dtype)
-        affine = axis.offset >= 0 and not axis.origins and axis.rows is None and not may_pass_end
-        if affine and axis.begin(self.sweep.sizes[axis.label]) <= array.shape[d]:
+        affine = not axis.origins and axis.rows is None and not may_pass_end
+        if affine and self._is_inside(axis, array.shape[d]):
             return lax.dynamic_slice_in_dim(array, self.start(axis), length, d)
         return jnp.take(array, self.positions(axis), axis=d, mode="clip")
+
+    def _is_inside(self, axis: Axis, n: int) -> bool:
+        """Whether no tile reaches beyond a dim of `n` elements."""
+        size = self.sweep.sizes[axis.label]
+        first = axis.begin(0, size) if axis.backwards else axis.offset
+        return first >= 0 and (axis.offset if axis.backwards else axis.begin(size, 0)) <= n
 
 
 def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ...]]:

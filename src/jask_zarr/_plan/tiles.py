@@ -24,6 +24,9 @@ TILE_BYTES = 16 << 20
 LEAST_TILE_BYTES = 2 << 20
 """What is worth a tile of its own, if only memory is to be had by cutting a chunk."""
 
+IN_MEMORY = 10
+"""How many times as fast memory is read as chunks are decoded."""
+
 DECODED_IN_PLACE = 2 << 20
 """Chunks from which it is worth to have them one at a time: several are put together, or taken apart, by a copy."""
 
@@ -44,7 +47,7 @@ class Footprint:
 
 def footprint(shape: Sequence[int], dtype: object, index: Index) -> Footprint:
     whole = math.prod(n for n, axis in zip(shape, index, strict=True) if axis is None)
-    streamed = (axis._replace(offset=0, origins=(), rows=None) for axis in axes(index))
+    streamed = (axis._replace(offset=0, origins=(), rows=None, backwards=False) for axis in axes(index))
     return Footprint(itemsize(dtype) * whole, tuple(sorted(streamed)))
 
 
@@ -113,6 +116,8 @@ class Model:
     fixed: int
     """Bytes held throughout, whatever the tiles."""
     workers: int
+    shared: int
+    """Bytes that may be decoded at most for several tiles that are parts of them."""
     groups: Mapping[int, int] = field(default_factory=dict)
     """Labels whose tiles are those that belong to a tile of another label."""
 
@@ -184,11 +189,14 @@ class Model:
     def held(self, sizes: Sizes) -> int:
         """Bytes that do not depend on how many tiles are under way: also the chunks of which these are parts."""
         order = self.order(sizes)
-        whole = sum(self._whole_bytes(stream, sizes, order) for stream in self.reads)
+        whole = sum(self._shared_bytes(stream, sizes, order) for stream in self.reads)
         return self.fixed + self.accumulators(sizes, order) + 2 * whole
 
     def part(self, stream: Stream, sizes: Sizes, order: Sequence[int]) -> int | None:
-        """The dim along which a tile is part of a chunk that the next tiles need too, and that is decoded once."""
+        """The dim along which a tile is part of chunks that the next tiles need too, and that are decoded once.
+
+        None if it is not: they must be next in order, and what is decoded for them small.
+        """
         dims = stream.streamed
         parts = [(d, axis.label) for d, axis, chunk in dims if sizes[axis.label] < chunk]
         if len(parts) != 1:
@@ -200,14 +208,13 @@ class Model:
             and (axis.label == label or axis.label not in order or sizes[axis.label] % chunk == 0)
             for _, axis, chunk in dims
         )
-        divides = stream.chunks[d] % sizes[label] == 0
-        return d if regular and divides and label == [each for each in order if each in own][-1] else None
+        is_next = [label] == [each for each in order if each in own][-1:] and stream.chunks[d] % sizes[label] == 0
+        return d if regular and is_next and _whole_bytes(stream, d, sizes) <= self.shared else None
 
-    def _whole_bytes(self, stream: Stream, sizes: Sizes, order: Sequence[int]) -> int:
+    def _shared_bytes(self, stream: Stream, sizes: Sizes, order: Sequence[int]) -> int:
         """Bytes of the chunks of which a tile is a part; 0 if it is none."""
         d = self.part(stream, sizes, order)
-        axis = None if d is None else stream.index[d]
-        return 0 if d is None or axis is None else stream.footprint.bytes({**sizes, axis.label: stream.chunks[d]})
+        return 0 if d is None else _whole_bytes(stream, d, sizes)
 
     def count(self, label: int, sizes: Sizes) -> int:
         return -(-self.sizes[label] // sizes[label])
@@ -252,9 +259,16 @@ class Model:
 
     def cost(self, sizes: Sizes) -> int:
         """Bytes that a choice of tiles moves, in this pass and in those that it makes necessary."""
-        cut = self.cut(sizes)
-        moved = self.traffic(sizes, self.order(sizes)) + sum(self.penalties.get(label, 0) for label in cut)
+        cut, traffic = self.cut(sizes), self.traffic(sizes, self.order(sizes))
+        moved = traffic + self.gone_through(sizes, traffic) + sum(self.penalties.get(label, 0) for label in cut)
         return moved + sum(min(keep, once * (self._times(cut, own, sizes) - 1)) for once, keep, own in self.again)
+
+    def gone_through(self, sizes: Sizes, traffic: int) -> int:
+        """What it costs if tiles go through the same memory again and again, as bytes decoded in that time."""
+        cut, whole = self.cut(sizes), self.sizes
+        labels = [(f, {axis.label for axis in f.axes}) for f in (*self.read_footprints, *self.results)]
+        nbytes = sum(f.bytes(whole) * self._times(cut, frozenset(own), sizes) for f, own in labels)
+        return max(0, nbytes // IN_MEMORY - traffic)
 
     def _times(self, cut: Sequence[int], own: frozenset[int], sizes: Sizes) -> int:
         return math.prod(self.count(label, sizes) for label in cut if label not in own)
@@ -290,6 +304,12 @@ def chunk_units(stream: Stream, label: int) -> list[int]:
         for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True)
         if axis is not None and axis.label == label and axis.rows is None
     ]
+
+
+def _whole_bytes(stream: Stream, d: int, sizes: Sizes) -> int:
+    """Bytes of a tile if it were of whole chunks along a dim."""
+    axis = stream.index[d]
+    return 0 if axis is None else stream.footprint.bytes({**sizes, axis.label: stream.chunks[d]})
 
 
 def redecoded(model: Model, stream: Stream, sizes: Sizes, cut: Sequence[int]) -> int:

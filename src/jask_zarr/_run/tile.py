@@ -76,7 +76,8 @@ class Tile:
         return range(_first(rows, begin), _first(rows, begin + group.axis.length(self.sizes[group.axis.label])))
 
     def _begin(self, axis: Axis, origins: Mapping[int, int]) -> int:
-        begin = axis.offset if axis.rows is not None else axis.begin(self.starts.get(axis.label, 0))
+        start, size = self.starts.get(axis.label, 0), self.sizes[axis.label]
+        begin = axis.offset if axis.rows is not None else axis.begin(start, size)
         for origin in axis.origins:
             begin += origin.sign * min(max(origins[origin.value], 0), origin.limit)
         return begin
