@@ -303,3 +303,18 @@ def test_one_element() -> None:
     assert float(a) == float(jz.sum(a)) == 3.0
     assert_same(jz.softmax(a), jnp.ones((1, 1)))
     assert_same(a @ a, jnp.full((1, 1), 9.0))
+
+
+@pytest.mark.parametrize("where", [0, 1234, 99_999])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("chunk", [1000, 100_000])
+def test_one_nan_among_many_is_the_maximum_and_the_minimum(where, dtype, chunk):
+    values = np.random.default_rng(0).normal(size=100_000).astype(dtype)
+    values[where] = np.nan
+    jz.set_memory_budget("2MB")
+    a = jz.DiskArray.from_numpy(values, chunks=(chunk,))
+    square = jz.DiskArray.from_numpy(values.reshape(200, 500), chunks=(100, 500))
+    assert np.isnan(jz.max(a))
+    assert np.isnan(jz.min(a))
+    np.testing.assert_array_equal(jz.max(square, axis=0), values.reshape(200, 500).max(0))
+    np.testing.assert_array_equal(jz.min(square, axis=1), values.reshape(200, 500).min(1))

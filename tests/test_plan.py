@@ -253,6 +253,16 @@ def test_the_steps_of_planning_grow_with_the_layers_of_a_network_that_normalizes
     assert many < 4 * few
 
 
+def several(of):
+    return lambda x: (of(x), of(x) * 2, of(x) + 1, of(x)[::-1])
+
+
+@pytest.mark.parametrize("of", [jnp.sort, lambda x: x.reshape(2048, -1).T @ x.reshape(2048, -1), lambda x: x * 2])
+def test_results_in_memory_that_share_work_are_computed_together(of):
+    p = plan(several(of), [(1 << 22,)], [None])
+    assert len(p.passes) == 1
+
+
 def test_gradients_that_are_divided_by_a_count_at_the_end_are_divided_in_few_passes():
     shapes = [(1 << 20, 512)] * 2 + [(512, 512)] * 24
     p = plan(network(24), shapes, [(1024, 512)] * 2 + [None] * 24, 256 * MIB)

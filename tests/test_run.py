@@ -194,6 +194,55 @@ def test_an_interrupt_in_the_middle_of_a_pass_leaves_the_array_as_it_was(action,
     assert out[1] == f"{4096 * 256.0} ['zarray', 'zattrs']"
 
 
+INTERRUPTED_IN_PARTS = """
+import os, pathlib, signal, sys, threading
+import jask_zarr as jz, numcodecs, numpy as np
+from jask_zarr._run import executors
+
+handled, returned = threading.Event(), threading.Event()
+
+def handle(*_):
+    if not handled.is_set():
+        handled.set()
+        raise KeyboardInterrupt
+
+class Interrupting(numcodecs.abc.Codec):
+    "The third chunk that is written comes with a Ctrl-C."
+    codec_id = "interrupting"
+    encoded, late = [], []
+
+    def encode(self, buf):
+        self.encoded.append(1)
+        if len(self.encoded) == 3:
+            while not handled.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+                handled.wait(0.1)
+        self.late += [1] * returned.is_set()
+        return buf
+
+    def decode(self, buf, out=None):
+        return numcodecs.compat.ndarray_copy(buf, out)
+
+numcodecs.register_codec(Interrupting)
+signal.signal(signal.SIGINT, handle)
+jz.set_memory_budget("200MB")
+sorted_ = jz.sort(jz.DiskArray.from_numpy(np.arange(1 << 21, dtype="float32")[::-1].copy(), chunks=(1 << 17,)))
+try:
+    sorted_.save(sys.argv[1], zarr_format=2, chunks=(1 << 17,), compressors=Interrupting())
+    print("finished")
+except KeyboardInterrupt:
+    returned.set()
+    print("interrupted", len(Interrupting.encoded) < 16)
+executors._leaves.shutdown(wait=True)
+print(len(Interrupting.late))
+"""
+
+
+def test_an_interrupt_ends_what_other_threads_write(tmp_path):
+    """Of a pass of one tile, whose chunks are written by several threads."""
+    assert in_a_process(INTERRUPTED_IN_PARTS, tmp_path / "a").split() == ["interrupted", "True", "0"]
+
+
 MEASURED = """
 import re, sys
 import jax, jax.numpy as jnp, optax

@@ -1,7 +1,8 @@
 """The plan of a jaxpr: of the ways to write its sums and to order its rows, the one that reads least.
 
-Row numbers are sorted where that pays, and sums that would wait for a maximum or a mean are freed of it. If tiles are
-larger than wanted because of such sums, all are freed, and the plan is taken that has the smaller ones.
+Row numbers are sorted where that pays, scans go by blocks where their axis is split, and sums that would wait for a
+maximum or a mean are freed of it. If tiles are larger than wanted because of such sums, all are freed, and the plan is
+taken that has the smaller ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jask_zarr._plan.order import in_order
 from jask_zarr._plan.passes import Planner
 from jask_zarr._plan.plan import InputSpec, OutputSpec, Plan
 from jask_zarr._plan.program import Program, flatten
+from jask_zarr._plan.scans import in_blocks
 from jask_zarr.errors import MemoryBudgetError
 
 
@@ -41,7 +43,8 @@ def _cached_plan(
 ) -> Plan:
     program = flatten(closed_jaxpr)
     chunks = {v: s.chunks for v, s in zip(program.inputs, inputs, strict=True) if s.chunks is not None}
-    ways = dict.fromkeys((in_order(program, chunks, budget, tile_bytes), program))
+    ordered = in_order(program, chunks, budget, tile_bytes)
+    ways = dict.fromkeys((ordered, program, in_blocks(ordered, chunks)))
     as_written = Planner(program, chunks, inputs, outputs, budget, workers, tile_bytes, frees=False)
     planners = [replace(as_written, program=way, kept={}, frees=True) for way in ways]
     try:
@@ -78,7 +81,7 @@ def _traffic(plan: Plan) -> int:
 
 
 def _first_good(planners: Sequence[Planner]) -> Plan:
-    """The first plan that fits and does not read far more than the next: sorting may make other passes narrow."""
+    """The first plan that fits and does not read far more than another: sorting may make other passes narrow."""
     plans, problems = [], []
     for planner in planners:
         try:
@@ -87,5 +90,5 @@ def _first_good(planners: Sequence[Planner]) -> Plan:
             problems.append(problem)
     if not plans:
         raise problems[0]
-    reads = [*map(_traffic, plans)]
-    return plans[-1] if reads[0] > 2 * reads[-1] else plans[0]
+    least = min(map(_traffic, plans))
+    return next(plan for plan in plans if _traffic(plan) <= 2 * least)

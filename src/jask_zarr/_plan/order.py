@@ -33,12 +33,12 @@ def in_order(program: Program, on_disk: Collection[int], budget: int, tile_bytes
         return program
     builder = Builder.with_values_of(program)
     orders: dict[int, int] = {}
-    apart: set[int] = set()
+    apart: dict[int, str] = {}
     for equation in program.equations:
         if equation in chosen:
             equation = _Sorter(builder, equation, on_disk).sorted(orders, apart)
         builder.keep(equation)
-    return builder.rewritten(program, orders=orders, apart=frozenset(apart))
+    return builder.rewritten(program, orders=orders, apart=apart)
 
 
 def _adds_rows(equation: Equation) -> bool:
@@ -75,7 +75,7 @@ class _Sorter:
         batch, self.count = _batch_dims(equation), math.prod(shapes(equation)[1])
         self.first, self.last = batch[0], batch[-1]
 
-    def sorted(self, orders: dict[int, int], apart: set[int]) -> Equation:
+    def sorted(self, orders: dict[int, int], apart: dict[int, str]) -> Equation:
         """The equation of sorted numbers, and of updates in their order."""
         table, numbers, updates = self.equation.inputs
         (self.numbers,) = self.emit(lambda rows: lax.reshape(rows, (self.count, 1)), [numbers])
@@ -83,7 +83,7 @@ class _Sorter:
         flat = self.flat(updates)
         if flat is None:
             (flat,) = self.emit(self.copied, [updates])
-            apart.add(flat)
+            apart[flat] = "its rows are taken in another order"
         orders[order] = self.numbers
         (taken,) = self.emit(_taking(self.first, self.builder.avals[flat].shape), [flat, order])
         return self.scatter(table, rows, taken)

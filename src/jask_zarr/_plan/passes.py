@@ -23,6 +23,7 @@ from jask_zarr._plan.online import online
 from jask_zarr._plan.plan import CHOOSE, InputSpec, Kept, OutputSpec, Plan
 from jask_zarr._plan.program import Program, itemsize
 from jask_zarr._plan.refusal import does_not_fit
+from jask_zarr._plan.rules import rule_for
 from jask_zarr._plan.sweep import Step, Sweep, Version, sweep
 from jask_zarr._plan.tiles import (
     Footprint,
@@ -147,17 +148,31 @@ class Planner:
         """Targets that read a common array; of those that read none, as many as make a tile."""
         reading = [target for target in targets if self.reads[target]]
         yield from (joined for _, joined in _joined((target, self.reads[target]) for target in reading))
-        yield from self._batches(target for target in targets if not self.reads[target])
+        yield from self._batches([target for target in targets if not self.reads[target]])
 
-    def _batches(self, targets: Iterable[int]) -> Iterator[list[int]]:
-        batch: list[int] = []
-        for target in targets:
-            if batch and sum(map(self.program.nbytes, (*batch, target))) > self.tile_bytes:
+    def _batches(self, targets: Sequence[int]) -> Iterator[list[int]]:
+        sources, batch = self._sources(), list[int]()
+        for _, together in _joined((target, sources[target] or {None}) for target in targets):
+            if batch and sum(map(self.program.nbytes, (*batch, *together))) > self.tile_bytes:
                 yield batch
                 batch = []
-            batch = [*batch, target]
+            batch = [*batch, *together]
         if batch:
             yield batch
+
+    def _sources(self) -> dict[int, frozenset[int]]:
+        """For each value the arrays that it is made of, and what costs more than elementwise work on the way."""
+        none: frozenset[int] = frozenset()
+
+        def own(value: int) -> frozenset[int]:
+            return frozenset({value}) if math.prod(self.program.shape(value)) > 1 else none
+
+        sources = {v: own(v) for v in (*self.program.inputs, *self.program.constants)}
+        for equation in self.program.equations:
+            read = none.union(*(own(v) if v in self.kept else sources[v] for v in equation.inputs))
+            costly = none if rule_for(equation).fuses else frozenset(equation.outputs)
+            sources.update(dict.fromkeys(equation.outputs, read | costly))
+        return sources
 
     def _tiled(self, targets: list[int]) -> list[Group]:
         joint = self._group(targets)
@@ -282,7 +297,7 @@ class Planner:
             if value in group.targets and value in self.kept:
                 continue
             if value in self.program.apart:
-                yield value, "its rows are taken in another order"
+                yield value, self.program.apart[value]
             if reduces(step) and cut & set(step.access.reduced) and step.result in used:
                 yield value, f"{step.equation.name} over an axis that is split into tiles"
                 for operand in found_again(self.program, step.equation):

@@ -76,8 +76,8 @@ class Program:
     constants: dict[int, np.ndarray]
     orders: dict[int, int] = field(default_factory=dict)
     """Of values that put row numbers in order: which numbers."""
-    apart: frozenset[int] = frozenset()
-    """Values that are computed before their rows are taken in another order."""
+    apart: dict[int, str] = field(default_factory=dict)
+    """Values that are computed before what needs them, and why."""
 
     def shape(self, value: int) -> tuple[int, ...]:
         return self.avals[value].shape

@@ -13,6 +13,7 @@ from jask_zarr._plan import rules_reduce as reduce
 from jask_zarr._plan import rules_rows as rows
 from jask_zarr._plan import rules_square as square
 from jask_zarr._plan import rules_window as window
+from jask_zarr._plan import scans
 from jask_zarr._plan.program import Equation
 from jask_zarr._plan.rule import (
     ELEMENTWISE,
@@ -36,7 +37,6 @@ sub tan tanh threefry2x32 threefry4x32 xor zeta
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-SCANS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 MATRICES = (
     "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd "
     "symmetric_product triangular_solve tridiagonal tridiagonal_solve"
@@ -82,7 +82,8 @@ RULES: dict[str, Rule] = {
     square.REDUCE_SUM.name: Rule(reduce.access_reduce, square.evaluate, "recentred"),
     "gather": Rule(rows.access_gather, rows.evaluate_gather, "add", fuses=False, passes_on=rows.passes_rows_on),
     "scatter-add": Rule(rows.access_scatter_add, rows.evaluate_scatter_add, "add", fuses=False),
-    **{name: batched(lambda e: (e.params["axis"],)) for name in SCANS},
+    **{name: batched(lambda e: (e.params["axis"],)) for name in scans.KINDS},
+    scans.SCAN.name: Rule(scans.access, scans.evaluate, fuses=False, workspace=24),
     **dict.fromkeys(SCATTERS, Rule(rows.access_scatter, rows.evaluate_scatter, fuses=False)),
     **dict.fromkeys(MATRICES, Rule(leading_batch(2), evaluate_source, fuses=False)),
     **dict.fromkeys(WINDOWS, Rule(window.access_reduce_window, window.evaluate_reduce_window, fuses=False)),

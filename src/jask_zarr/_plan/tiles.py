@@ -345,6 +345,8 @@ class Tiling:
     """Projected peak, in bytes."""
     held: int
     """Its part that does not depend on how many tiles are under way."""
+    ahead: int
+    """Bytes that reading another tile takes meanwhile."""
     traffic: int
     """Bytes read."""
     tile_bytes: int
@@ -379,6 +381,7 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
         workers,
         resident,
         model.held(sizes),
+        add(model.read_footprints, sizes) + 4 * model.coding(sizes),  # two threads have buffers to decode in
         model.traffic(sizes, order),
         tile,
         tuple(model.part(stream, sizes, order) is not None for stream in model.reads),

@@ -137,17 +137,11 @@ class CompiledPass:
 
     def tile_bytes(self, device: Any) -> int:
         """Bytes that the task of the largest tile holds: what it reads, XLA's buffers and the results."""
-        memory = self.function(self._largest(), device).memory_analysis()
-        return self.read_bytes + (memory.temp_size_in_bytes + memory.output_size_in_bytes if memory is not None else 0)
-
-    @cached_property
-    def read_bytes(self) -> int:
-        """Bytes that the largest tile reads."""
-        avals, tile = self.pass_.sweep.program.avals, self._tile(self._largest())
-        return sum(
+        shape = tuple(loop.tile for loop in self.pass_.loops)
+        memory, tile = self.function(shape, device).memory_analysis(), self._tile(shape)
+        avals = self.pass_.sweep.program.avals
+        reads = sum(
             math.prod(tile.extent(s.shape, s.index)) * np.dtype(avals[s.version[0]].dtype).itemsize
             for s in self.pass_.streams
         )
-
-    def _largest(self) -> Shape:
-        return tuple(loop.tile for loop in self.pass_.loops)
+        return reads + (memory.temp_size_in_bytes + memory.output_size_in_bytes if memory is not None else 0)

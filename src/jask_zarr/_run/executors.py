@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import islice
 from typing import Any
@@ -43,9 +43,20 @@ def in_leaves(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) ->
     if _leaves is None:
         _leaves = ThreadPoolExecutor(_config.threads(), thread_name_prefix="jask_zarr-leaf")
     running = [_leaves.submit(copy_context().run, function, *arguments) for arguments in calls]
-    wait(running)
+    try:
+        for future in running:
+            future.result()
+    finally:
+        _end(running)
+
+
+def _end(running: Sequence[Future]) -> None:
+    """Cancel what has not begun and wait for the rest: after an error, or Ctrl-C, nothing goes on by itself."""
     for future in running:
-        future.result()
+        future.cancel()
+    for future in running:
+        if not future.cancelled():
+            future.exception()
 
 
 def _forked() -> None:
@@ -102,8 +113,4 @@ def in_order(submit: Callable[[Any], Any], tasks: Iterable[Any], workers: int) -
             running.extend((task, submit(task)) for task in islice(tasks, 1))
             yield task, answer
     finally:
-        for _, future in running:
-            future.cancel()
-        for _, future in running:
-            if not future.cancelled():
-                future.exception()
+        _end([future for _, future in running])

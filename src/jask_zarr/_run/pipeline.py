@@ -169,7 +169,8 @@ class _PassRun:
             devices = devices[: max(1, 1 + (spare - tile_bytes) // copy)]
             spare -= copy * (len(devices) - 1)
         at_a_time = self._at_a_time(spare, tile_bytes)
-        ahead = at_a_time == 1 and spare - tile_bytes >= 2 * self.shared.form.read_bytes
+        planned = self.pass_.tiling.resident - self.pass_.tiling.held
+        ahead = at_a_time == 1 and spare - max(tile_bytes, planned) >= self.pass_.tiling.ahead
         return Threads(self.shared, devices, at_a_time, reads_ahead=ahead)
 
     def _tile_bytes(self, device: Any) -> int:
