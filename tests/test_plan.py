@@ -253,6 +253,14 @@ def test_the_steps_of_planning_grow_with_the_layers_of_a_network_that_normalizes
     assert many < 4 * few
 
 
+def test_a_sort_is_not_done_again_for_each_tile_of_another_result():
+    n = 2_500_000
+    results = lambda x: (jnp.sort(x), jnp.sum(x), x * 2)  # noqa: E731
+    p = plan(results, [(n,)], [(n,)], 40 * MIB, (CHOOSE, None, CHOOSE))
+    (sorting,) = [q for q in p.passes if any(step.equation.name == "sort" for step in q.sweep.steps)]
+    assert sorting.tiles <= 4
+
+
 def several(of):
     return lambda x: (of(x), of(x) * 2, of(x) + 1, of(x)[::-1])
 

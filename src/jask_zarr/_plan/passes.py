@@ -179,12 +179,12 @@ class Planner:
         if joint.tiling.fits and len(parts := _without_common_loops(joint)) > 1:
             return [group for part in parts for group in self._tiled(part)]
         compulsory = sum({s.version[0]: s.nbytes for s in joint.model.reads}.values())
-        if len(targets) == 1 or (joint.tiling.fits and joint.tiling.traffic <= compulsory):
+        if len(targets) == 1 or (joint.tiling.fits and joint.tiling.effort <= compulsory):
             return [joint]
-        if joint.tiling.fits and self._least_alone(joint) >= joint.tiling.traffic:
+        if joint.tiling.fits and self._least_alone(joint) >= joint.tiling.effort:
             return [joint]
         alone = [self._group([t]) for t in targets]
-        if not joint.tiling.fits or sum(g.tiling.traffic for g in alone) < joint.tiling.traffic:
+        if not joint.tiling.fits or sum(g.tiling.effort for g in alone) < joint.tiling.effort:
             return alone
         return [joint]
 

@@ -154,8 +154,14 @@ def along_whole(dims: Callable[[Equation], Sequence[int]]) -> Callable[[Equation
     return access
 
 
-def batched(dims: Callable[[Equation], Sequence[int]]) -> Rule:
-    return Rule(along_whole(dims), evaluate_bind, fuses=False)
+def batched(dims: Callable[[Equation], Sequence[int]], **more: Any) -> Rule:
+    return Rule(along_whole(dims), evaluate_bind, fuses=False, **more)
+
+
+def flops_of_sort(equation: Equation) -> float:
+    """As measured on the CPU: 160 ms for 2.5 million."""
+    n = shapes(equation)[0][equation.params["dimension"]]
+    return 80.0 * max(1, n).bit_length()
 
 
 def leading_batch(core: int) -> Callable[[Equation, int, Index, Labels], Access]:

@@ -22,6 +22,7 @@ from jask_zarr._plan.rule import (
     batched,
     evaluate_bind,
     evaluate_source,
+    flops_of_sort,
     leading_batch,
 )
 
@@ -94,7 +95,7 @@ RULES: dict[str, Rule] = {
     "unstack": Rule(layout.access_unstack, evaluate_bind),
     "top_k": batched(lambda e: (e.params.get("axis", -1),)),
     "approx_top_k": batched(lambda e: (e.params["reduction_dimension"],)),
-    "sort": batched(lambda e: (e.params["dimension"],)),
+    "sort": batched(lambda e: (e.params["dimension"],), flops=flops_of_sort),
     "fft": batched(lambda e: range(-len(e.params["fft_lengths"]), 0)),
 }
 

@@ -259,15 +259,19 @@ class Model:
 
     def cost(self, sizes: Sizes) -> int:
         """Bytes that a choice of tiles moves, in this pass and in those that it makes necessary."""
+        return self.effort(sizes) + sum(self.penalties.get(label, 0) for label in self.cut(sizes))
+
+    def effort(self, sizes: Sizes) -> int:
+        """Bytes that this pass moves; what it goes through, or computes, again counts as those moved in that time."""
         cut, traffic = self.cut(sizes), self.traffic(sizes, self.order(sizes))
-        moved = traffic + self.gone_through(sizes, traffic) + sum(self.penalties.get(label, 0) for label in cut)
-        return moved + sum(min(keep, once * (self._times(cut, own, sizes) - 1)) for once, keep, own in self.again)
+        again = sum(min(keep, once * (self._times(cut, own, sizes) - 1)) for once, keep, own in self.again)
+        return traffic + self.gone_through(sizes, traffic) + again
 
     def gone_through(self, sizes: Sizes, traffic: int) -> int:
         """What it costs if tiles go through the same memory again and again, as bytes decoded in that time."""
         cut, whole = self.cut(sizes), self.sizes
         labels = [(f, {axis.label for axis in f.axes}) for f in (*self.read_footprints, *self.results)]
-        nbytes = sum(f.bytes(whole) * self._times(cut, frozenset(own), sizes) for f, own in labels)
+        nbytes = sum(f.bytes(whole) * (self._times(cut, frozenset(own), sizes) - 1) for f, own in labels)
         return max(0, nbytes // IN_MEMORY - traffic)
 
     def _times(self, cut: Sequence[int], own: frozenset[int], sizes: Sizes) -> int:
@@ -349,6 +353,8 @@ class Tiling:
     """Bytes that reading another tile takes meanwhile."""
     traffic: int
     """Bytes read."""
+    effort: int
+    """The same with what is gone through, or computed, again, as bytes read in that time."""
     tile_bytes: int
     """Bytes that one tile reads and yields."""
     parts: tuple[bool, ...]
@@ -383,6 +389,7 @@ def choose_tiles(model: Model, budget: int, tile_bytes: int = TILE_BYTES) -> Til
         model.held(sizes),
         add(model.read_footprints, sizes) + 4 * model.coding(sizes),  # two threads have buffers to decode in
         model.traffic(sizes, order),
+        model.effort(sizes),
         tile,
         tuple(model.part(stream, sizes, order) is not None for stream in model.reads),
         tile > wanted and model.waits(sizes),
