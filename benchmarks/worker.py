@@ -21,6 +21,7 @@ def serve(contender: str, job: str, data: Path, budget: int) -> None:
     module = importlib.import_module(f"contenders.{contender}")
     module.set_budget(budget)
     getattr(module, "prepare", lambda data: None)(data)
+    gc.freeze()  # what the libraries hold for ever is not gone through before each run
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         answers.write(json.dumps(_answer(module, job, data, Path(line.strip()))) + "\n")
