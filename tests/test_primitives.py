@@ -205,3 +205,11 @@ def test_a_loop_over_large_arrays_streams():
     final, steps = jz.lift(lambda x: lax.scan(lambda c, row: (c * 0.5 + row, c), jnp.zeros(x.shape[1]), x))(x)
     want = lax.scan(lambda c, row: (c * 0.5 + row, c), jnp.zeros(x.shape[1]), jnp.asarray(x.to_numpy(allow_large=True)))
     assert_same((final, steps), want)
+
+
+@pytest.mark.parametrize("times", [(2, 1), (1, 3), (2, 2), (40, 1), (0, 2)])
+def test_copies_of_a_large_array_stream(times):
+    values = np.random.default_rng(0).normal(size=(520, 512)).astype("float32")
+    jz.set_memory_budget("2MB" if max(times) > 16 else "500kB")
+    got = jz.lift(lambda x: jnp.tile(x, times))(jz.DiskArray.from_numpy(values, chunks=(50, 100)))
+    np.testing.assert_array_equal(got.to_numpy(allow_large=True), np.tile(values, times))

@@ -32,6 +32,9 @@ LARGE = 1 << 18
 MAX_UNROLLED = 4096
 """Equations that an unrolled loop may have."""
 
+MAX_JOINED = 16
+"""Copies of an array that are each an operand of their own."""
+
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -172,6 +175,8 @@ class Builder:
                 outputs = self.unroll(equation, operands, outermost)
             elif self.selects(equation, operands):
                 outputs = self.select(equation, operands, outermost)
+            elif equation.primitive.name == "tile" and self._is_large(operands):
+                outputs = self.traced(_repeated(equation.params["reps"]), operands, outermost)
             elif is_many_dimensional(equation):
                 outputs = self.traced(flat_gather(equation), operands, outermost)
             else:
@@ -247,6 +252,21 @@ def _row(n: int) -> Any:
 
 def _stacked(*rows: Any) -> Any:
     return jnp.stack(rows)
+
+
+def _repeated(times: Sequence[int]) -> Any:
+    """Copies side by side; of many, each with all of the operand."""
+
+    def function(x: Any) -> Any:
+        for d, n in enumerate(times):
+            if n > MAX_JOINED:
+                copies = jnp.broadcast_to(jnp.expand_dims(x, d), (*x.shape[:d], n, *x.shape[d:]))
+                x = copies.reshape(*x.shape[:d], -1, *x.shape[d + 1 :])
+            elif n != 1:
+                x = lax.concatenate([x] * n, d) if n else x[(slice(None),) * d + (slice(0),)]
+        return x
+
+    return function
 
 
 def _chosen(which: Any, *cases: Any) -> Any:
