@@ -291,6 +291,14 @@ def test_attention_does_not_go_through_all_keys_for_each_query(queries):
     assert sum(q.tiling.traffic for q in p.passes) <= 150 * queries * 64 * 4
 
 
+def test_tiles_that_go_by_sorted_rows_are_as_small_as_others():
+    """What belongs to a tile of the table is gone through once, however many there are."""
+    rows = np.arange(1 << 16) * 7 % (1 << 18)
+    gradient = jax.grad(lambda t: jnp.sum(jnp.square(jnp.take(t, rows, axis=0))))
+    p = plan(gradient, [(1 << 18, 256)], [(8192, 256)], 176_000_000, ((8192, 256),))
+    assert p.passes[-1].tiling.workers == 3
+
+
 def test_a_deep_network_that_does_not_fit_takes_smaller_tiles_not_more_walks():
     shapes = [(1 << 18, 256)] * 2 + [(256, 256)] * 24
     p = plan(network(24), shapes, [(8192, 256)] * 2 + [None] * 24, 128 * MIB)
