@@ -20,7 +20,7 @@ from jax.extend import core
 
 from jask_zarr._plan.labels import Axis, Index, Labels
 from jask_zarr._plan.program import LARGE, Builder, Equation, Program
-from jask_zarr._plan.rule import Access, Arrays, Tile
+from jask_zarr._plan.rule import Access, Arrays, Tile, along, out_shape
 from jask_zarr._plan.wider import wider_inexact
 
 SCAN = core.Primitive("scan_of_blocks")
@@ -130,22 +130,35 @@ def _blocks(equation: Equation, x: jax.Array, d: int) -> jax.Array:
 
 
 def access(equation: Equation, slot: int, index: Index, labels: Labels) -> Access:
-    d, block = equation.params["axis"], equation.params["block"]
+    """Tiles are whole blocks; one that ends within a block is read up to that block's end, if the scan begins there."""
+    d, block, n = equation.params["axis"], equation.params["block"], out_shape(equation)[equation.params["axis"]]
     axis = index[d]
-    if axis is not None and not axis.plain:
-        axis = None  # a tile of a slice may begin within a block
-    if axis is not None:
-        labels.require_multiple(axis.label, block)
-    computed = (*index[:d], axis, *index[d + 1 :])
-    before = None if axis is None else Axis(axis.label, divisor=block, extra=1)
-    return Access((computed, (*index[:d], before, *index[d + 1 :])), computed)
+    if axis is None or not axis.plain:  # a tile of a slice may begin within a block
+        computed = (*index[:d], None, *index[d + 1 :])
+        return Access((computed, computed), computed)
+    labels.require_multiple(axis.label, block)
+    more = block - 1 if equation.params["reverse"] and labels.sizes[axis.label] < n else 0
+    read = (*index[:d], axis._replace(extra=more), *index[d + 1 :])
+    before = (*index[:d], Axis(axis.label, divisor=block, extra=2 if more else 1), *index[d + 1 :])
+    return Access((read, before), index)
 
 
 def evaluate(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     x, before = operands
     kind, d, backwards = KINDS[equation.params["kind"]], equation.params["axis"], equation.params["reverse"]
-    blocks = _blocks(equation, x.astype(before.dtype), d)
+    shape = tile.shape(out_shape(equation), access.computed)
+    x = _inside(equation, x.astype(before.dtype), access.operands[0][d], tile)
+    blocks = _blocks(equation, x, d)
     before = lax.slice_in_dim(before, 0, blocks.shape[d], axis=d)
     scanned = kind.combine(*jnp.broadcast_arrays(jnp.expand_dims(before, d + 1), kind.scan(blocks, d + 1, backwards)))
     flat = scanned.reshape(*x.shape[:d], -1, *x.shape[d + 1 :])
-    return lax.slice_in_dim(flat, 0, x.shape[d], axis=d).astype(x.dtype)
+    return lax.slice_in_dim(flat, 0, shape[d], axis=d).astype(operands[0].dtype)
+
+
+def _inside(equation: Equation, x: jax.Array, axis: Axis | None, tile: Tile) -> jax.Array:
+    """What is read beyond the end is arbitrary, and must not count."""
+    d = equation.params["axis"]
+    if axis is None:
+        return x
+    inside = along(tile.positions(axis) < out_shape(equation)[d], d, x.ndim)
+    return jnp.where(inside, x, jnp.asarray(KINDS[equation.params["kind"]].identity(x.dtype), x.dtype))

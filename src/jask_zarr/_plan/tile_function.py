@@ -87,7 +87,7 @@ class TileOf:
         """Whether no tile reaches beyond a dim of `n` elements."""
         size = self.sweep.sizes[axis.label]
         first = axis.begin(0, size) if axis.backwards else axis.offset
-        return first >= 0 and (axis.offset if axis.backwards else axis.begin(size, 0)) <= n
+        return first >= 0 and (axis.offset if axis.backwards else axis.begin(size, 0) + axis.extra) <= n
 
 
 def tile_function(p: Pass, sizes: dict[int, int]) -> Callable[..., tuple[Any, ...]]:

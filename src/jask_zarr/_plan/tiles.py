@@ -324,7 +324,7 @@ def redecoded(model: Model, stream: Stream, sizes: Sizes, cut: Sequence[int]) ->
     for axis, chunk, n in zip(stream.index, stream.chunks, stream.shape, strict=True):
         if axis is not None and axis.rows is not None:
             decoded = model.rows_decoded(axis, n, 1 if stream.alone else chunk, stream.in_order, sizes)
-            times = max(1, times * decoded // n)
+            times = max(1, times * decoded // max(n, 1))
         elif axis is not None and axis.label in cut:
             length = axis.length(sizes[axis.label])
             chunk = min(chunk, n)
