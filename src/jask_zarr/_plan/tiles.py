@@ -270,7 +270,7 @@ class Model:
     def gone_through(self, sizes: Sizes, traffic: int) -> int:
         """What it costs if tiles go through the same memory again and again, as bytes decoded in that time."""
         cut, whole = [label for label in self.cut(sizes) if label not in self.groups], self.sizes
-        labels = [(f, {axis.label for axis in f.axes}) for f in (*self.read_footprints, *self.results)]
+        labels = [(f, self._with_groups(axis.label for axis in f.axes)) for f in (*self.read_footprints, *self.results)]
         nbytes = sum(f.bytes(whole) * (self._times(cut, frozenset(own), sizes) - 1) for f, own in labels)
         return max(0, nbytes // IN_MEMORY - traffic)
 
