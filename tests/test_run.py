@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,18 @@ def test_tiles_that_are_parts_of_a_chunk_share_it_decoded():
     assert cost.bytes_read == a.nbytes + b.nbytes
     for one, other in zip(got, through_a_wide_layer(a, b), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_parts_of_chunks_give_the_same_bits_for_any_number_of_threads(threads):
+    jz.set_memory_budget("24MB")
+    a, b = np.random.default_rng(2).normal(size=(2, 20_000, 16)).astype("float32")
+    on_disk = chunks_of(a, (8192, 16)), chunks_of(b, (2048, 16))
+    want = jz.jit(through_a_wide_layer)(*on_disk)
+    with ThreadPoolExecutor(threads) as pool, jz.set_executor(pool):
+        got = jz.jit(through_a_wide_layer)(*on_disk)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @settings(max_examples=20, deadline=None)

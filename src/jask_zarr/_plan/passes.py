@@ -263,7 +263,7 @@ class Planner:
             tuple((*self._once(s), swept.computed_along(s)) for s in swept.steps if not s.rule.fuses),
             fixed,
             self.workers,
-            self.budget // 8,
+            self.budget // 4,
             {label: group.axis.label for label, group in swept.groups.items()},
         )
 

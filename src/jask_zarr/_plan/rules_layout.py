@@ -108,7 +108,7 @@ def shift(axis: Axis | None, start: int, stride: int = 1) -> tuple[Axis | None, 
         return None, True
     if stride == 1:
         return axis._replace(offset=axis.offset + start), True
-    if axis.divisor != 1 or axis.origins or axis.rows or axis.backwards:
+    if axis.divisor != 1 or axis.origins or axis.rows:
         return None, False
     moved = axis._replace(offset=axis.offset * stride + start, scale=axis.scale * stride, extra=axis.extra * stride)
     return moved, True

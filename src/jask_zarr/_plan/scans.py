@@ -133,7 +133,7 @@ def access(equation: Equation, slot: int, index: Index, labels: Labels) -> Acces
     """Tiles are whole blocks; one that ends within a block is read up to that block's end, if the scan begins there."""
     d, block, n = equation.params["axis"], equation.params["block"], out_shape(equation)[equation.params["axis"]]
     axis = index[d]
-    if axis is None or not axis.plain:  # a tile of a slice may begin within a block
+    if axis is None or not axis.plain or labels.group(axis.label):  # a tile may begin within a block
         computed = (*index[:d], None, *index[d + 1 :])
         return Access((computed, computed), computed)
     labels.require_multiple(axis.label, block)
