@@ -157,7 +157,7 @@ def in_a_process(code, *arguments):
     return done.stdout
 
 
-INTERRUPTED = """
+INTERRUPTING = """
 import itertools, os, pathlib, signal, sys, threading
 import jask_zarr as jz, numcodecs, numpy as np
 
@@ -168,23 +168,38 @@ def handle(*_):
         handled.set()
         raise KeyboardInterrupt
 
-class Interrupting(numcodecs.abc.Codec):
-    "The fortieth chunk that is read comes with a Ctrl-C, and not before this has arrived."
+def interrupt():
+    "A Ctrl-C that has arrived when this returns."
+    while not handled.is_set():  # one that comes just before the main thread waits is seen after the wait
+        os.kill(os.getpid(), signal.SIGINT)
+        handled.wait(0.1)
+
+signal.signal(signal.SIGINT, handle)
+
+class Plain(numcodecs.abc.Codec):
     codec_id = "interrupting"
-    decoded = itertools.count(1)
 
     def encode(self, buf):
         return buf
 
     def decode(self, buf, out=None):
-        if next(self.decoded) == 40:
-            while not handled.is_set():  # one that comes just before the main thread waits is seen after the wait
-                os.kill(os.getpid(), signal.SIGINT)
-                handled.wait(0.1)
         return numcodecs.compat.ndarray_copy(buf, out)
 
+"""
+
+INTERRUPTED = (
+    INTERRUPTING
+    + """
+class Interrupting(Plain):
+    "The fortieth chunk that is read comes with a Ctrl-C."
+    decoded = itertools.count(1)
+
+    def decode(self, buf, out=None):
+        if next(self.decoded) == 40:
+            interrupt()
+        return super().decode(buf, out)
+
 numcodecs.register_codec(Interrupting)
-signal.signal(signal.SIGINT, handle)
 store = pathlib.Path(sys.argv[1])
 options = dict(path=store, zarr_format=2, compressors=Interrupting())
 a = jz.DiskArray.from_numpy(np.ones((4096, 256), "float32"), chunks=(32, 256), **options)
@@ -196,6 +211,7 @@ except KeyboardInterrupt:
     print("interrupted", next(Interrupting.decoded) < 128)
 print(float(jz.sum(a)), sorted({p.name.split(".")[-1] for p in store.iterdir()} - {str(k) for k in range(128)}))
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -207,37 +223,25 @@ def test_an_interrupt_in_the_middle_of_a_pass_leaves_the_array_as_it_was(action,
     assert out[1] == f"{4096 * 256.0} ['zarray', 'zattrs']"
 
 
-INTERRUPTED_IN_PARTS = """
-import os, pathlib, signal, sys, threading
-import jask_zarr as jz, numcodecs, numpy as np
+INTERRUPTED_IN_PARTS = (
+    INTERRUPTING
+    + """
 from jask_zarr._run import executors
 
-handled, returned = threading.Event(), threading.Event()
+returned = threading.Event()
 
-def handle(*_):
-    if not handled.is_set():
-        handled.set()
-        raise KeyboardInterrupt
-
-class Interrupting(numcodecs.abc.Codec):
+class Interrupting(Plain):
     "The third chunk that is written comes with a Ctrl-C."
-    codec_id = "interrupting"
     encoded, late = [], []
 
     def encode(self, buf):
         self.encoded.append(1)
         if len(self.encoded) == 3:
-            while not handled.is_set():
-                os.kill(os.getpid(), signal.SIGINT)
-                handled.wait(0.1)
+            interrupt()
         self.late += [1] * returned.is_set()
         return buf
 
-    def decode(self, buf, out=None):
-        return numcodecs.compat.ndarray_copy(buf, out)
-
 numcodecs.register_codec(Interrupting)
-signal.signal(signal.SIGINT, handle)
 jz.set_memory_budget("200MB")
 sorted_ = jz.sort(jz.DiskArray.from_numpy(np.arange(1 << 21, dtype="float32")[::-1].copy(), chunks=(1 << 17,)))
 try:
@@ -249,6 +253,7 @@ except KeyboardInterrupt:
 executors._leaves.shutdown(wait=True)
 print(len(Interrupting.late))
 """
+)
 
 
 def test_an_interrupt_ends_what_other_threads_write(tmp_path):

@@ -20,7 +20,8 @@ from jax.extend import core
 
 from jask_zarr._plan.labels import Axis, Index, Labels
 from jask_zarr._plan.program import LARGE, Builder, Equation, Program
-from jask_zarr._plan.rule import Access, Arrays, Tile, along, out_shape
+from jask_zarr._plan.rule import Access, Arrays, Tile, out_shape
+from jask_zarr._plan.rules_window import padded
 from jask_zarr._plan.wider import wider_inexact
 
 SCAN = core.Primitive("scan_of_blocks")
@@ -146,19 +147,10 @@ def access(equation: Equation, slot: int, index: Index, labels: Labels) -> Acces
 def evaluate(equation: Equation, slot: int, access: Access, tile: Tile, operands: Arrays) -> jax.Array:
     x, before = operands
     kind, d, backwards = KINDS[equation.params["kind"]], equation.params["axis"], equation.params["reverse"]
-    shape = tile.shape(out_shape(equation), access.computed)
-    x = _inside(equation, x.astype(before.dtype), access.operands[0][d], tile)
+    shape, n = tile.shape(out_shape(equation), access.computed), out_shape(equation)[d]
+    x = padded(tile, x.astype(before.dtype), access.operands[0][d], d, n, kind.identity(before.dtype))
     blocks = _blocks(equation, x, d)
     before = lax.slice_in_dim(before, 0, blocks.shape[d], axis=d)
     scanned = kind.combine(*jnp.broadcast_arrays(jnp.expand_dims(before, d + 1), kind.scan(blocks, d + 1, backwards)))
     flat = scanned.reshape(*x.shape[:d], -1, *x.shape[d + 1 :])
     return lax.slice_in_dim(flat, 0, shape[d], axis=d).astype(operands[0].dtype)
-
-
-def _inside(equation: Equation, x: jax.Array, axis: Axis | None, tile: Tile) -> jax.Array:
-    """What is read beyond the end is arbitrary, and must not count."""
-    d = equation.params["axis"]
-    if axis is None:
-        return x
-    inside = along(tile.positions(axis) < out_shape(equation)[d], d, x.ndim)
-    return jnp.where(inside, x, jnp.asarray(KINDS[equation.params["kind"]].identity(x.dtype), x.dtype))

@@ -74,8 +74,11 @@ class PartOfRead:
 
     def on(self, device: Any) -> jax.Array | np.ndarray:
         """The values, on a device."""
-        values = self.whole.values()[self.part]
-        return values if device.platform == "cpu" else _put(values, device)
+        return self.values() if device.platform == "cpu" else _put(self.values(), device)
+
+    def values(self) -> np.ndarray:
+        """The values, read now if they are not yet."""
+        return self.whole.values()[self.part]
 
     def keep_if_part_of(self, result: Any) -> None:
         """A result that is part of the buffer keeps it."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jask_zarr._chunks import Index, blocks_touching, box_slices
+from jask_zarr._chunks import Index, block_box, blocks_touching, box_slices
 from jask_zarr._run import combine
 from jask_zarr._run.compiled import CompiledPass
 from jask_zarr._run.executors import in_leaves
@@ -57,8 +57,7 @@ class InParts:
         in_leaves(self._write, ((start, stop, values, index) for index in blocks_touching(start, stop, self.chunks)))
 
     def _write(self, start: Start, stop: Start, values: np.ndarray, index: Index) -> None:
-        first = tuple(i * c for i, c in zip(index, self.chunks, strict=True))
-        last = tuple(min(a + c, b) for a, c, b in zip(first, self.chunks, stop, strict=True))
+        first, last = block_box(index, stop, self.chunks)
         self.array.write_box(first, values[box_slices(first, last, start)])
 
 

@@ -37,6 +37,6 @@ class Threads:
         function = self.shared.form.function(task.shape, device)
         memory = self.memory[device]
         for read in reads:
-            read.on(device)
+            read.values()
         with self.computing:
             return perform(task, function, self.shared.origins, reads, memory, device, self.shared.deliveries)
